@@ -1,0 +1,1 @@
+"""Asynchronous reinforcement learning for LLM agents. Importing this costs no torch."""

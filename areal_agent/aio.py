@@ -1,0 +1,63 @@
+"""Structured concurrency: the three helpers that the rest of the package needs.
+
+Tasks start only inside a ``TaskGroup``; ``asyncio.gather``, ``create_task`` and ``wait_for`` are
+banned by the linter.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def collect(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at once and return their results in the order given.
+
+    The first failure cancels the rest and is raised bare, not in an ``ExceptionGroup``.
+    """
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as error:
+        raise first_error(error) from error
+    return [task.result() for task in tasks]
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first leaf of a possibly nested exception group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def run_shielded(awaitable: Awaitable[T]) -> T:
+    """Await to the end even when cancelled meanwhile; the cancellation is raised afterwards.
+
+    ``asyncio.shield`` alone would let the caller go on while the inner task becomes an orphan.
+    """
+    inner = asyncio.ensure_future(awaitable)
+    cancelled: asyncio.CancelledError | None = None
+    while not inner.done():
+        try:
+            await asyncio.shield(inner)
+        except asyncio.CancelledError as error:
+            if inner.cancelled():
+                raise
+            cancelled = error
+    if cancelled is not None:
+        if inner.exception() is not None:
+            raise cancelled from inner.exception()
+        raise cancelled
+    return inner.result()
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A ``TaskGroup`` that raises its first error bare."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except BaseExceptionGroup as error:
+        raise first_error(error) from error

@@ -1,0 +1,1 @@
+"""Pure tensor code: advantages and losses. No I/O, no models, no optimisers."""

@@ -1,0 +1,1 @@
+"""Move weights: one protocol, several trainers behind it. Knows nothing of inference."""

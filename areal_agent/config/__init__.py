@@ -1,0 +1,1 @@
+"""Settings: what a run is told, checked before anything starts. Needs no torch."""

@@ -1,0 +1,72 @@
+"""Settings of the inference side: servers, their client, and the flow of rollouts."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from areal_agent.config.base import ConfigModel
+
+WeightUpdateMode = Literal["keep", "recompute", "abort"]
+
+
+class ServerConfig(ConfigModel):
+    """The embedded inference server."""
+
+    host: str = "127.0.0.1"
+    """Address to bind. Anything but loopback needs a key of your own."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port of the first server; the next ones count up. 0 lets the system choose."""
+
+    max_running_requests: int = Field(default=128, ge=1)
+    """Requests that decode together; one key-value cache slot each."""
+
+    max_model_len: int | None = Field(default=None, ge=2)
+    """Most tokens of prompt and reply together. None takes the model's own limit."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of weights and cache."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs. `auto` takes CUDA when there is one."""
+
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of torch in the server."""
+
+    weight_update: WeightUpdateMode = "keep"
+    """What running requests do at an update: `keep` goes on with the old cache, `recompute`
+    fills it anew under the new weights, `abort` hands back what there is and the client resumes."""
+
+    startup_timeout_seconds: float = Field(default=120.0, gt=0)
+    """How long a server may take until it answers."""
+
+
+class RolloutConfig(ConfigModel):
+    """How episodes run and how far they may be ahead of training."""
+
+    backend: str = "embedded:d1"
+    """Allocation string of the inference servers; see the page on allocation strings."""
+
+    max_concurrent_rollouts: int = Field(default=128, ge=1)
+    """Most episodes in flight."""
+
+    consumer_batch_size: int = Field(default=16, ge=1)
+    """Prompts (groups) in a training batch."""
+
+    max_head_offpolicyness: int = Field(default=2, ge=0)
+    """Most versions that a trained token may be behind. 0 is synchronous training."""
+
+    request_timeout_seconds: float = Field(default=600.0, gt=0)
+    """Total deadline of one model call, retries included."""
+
+    episode_timeout_seconds: float = Field(default=600.0, gt=0)
+    """An episode that takes longer ends with the outcome `timeout`."""
+
+    max_consecutive_failures: int = Field(default=64, ge=1)
+    """So many episodes failing in a row end the run, naming the commonest cause."""
+
+    max_empty_rounds: int = Field(default=8, ge=1)
+    """So many batches' worth of groups in a row without a usable one end the run."""
+
+    server: ServerConfig = ServerConfig()
+    """The embedded inference server."""

@@ -1,0 +1,1 @@
+"""Sample tokens: one protocol, several engines behind it. Knows nothing of training."""

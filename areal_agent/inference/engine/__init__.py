@@ -1,0 +1,1 @@
+"""The embedded engine: scheduler, key-value cache, forward pass, sampler."""

@@ -1,0 +1,27 @@
+"""What users implement: one episode."""
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+from areal_agent.inference.base import InferenceEngine
+from areal_agent.trajectory import EpisodeResult
+
+
+class RolloutWorkflow(ABC):
+    """One episode of an agent: ask the engine for tokens, act on them, say what it was worth.
+
+    An instance is shared by all concurrent episodes: keep an episode's state in local variables.
+    """
+
+    @abstractmethod
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> EpisodeResult:
+        """Run one episode on one problem.
+
+        Args:
+            engine: samples tokens; `engine.agenerate(ModelRequest(...))`.
+            data: this episode's own copy of the dataset row.
+
+        Returns:
+            A `Trajectory`, a list of them, a tensor dict, a dict of `Interaction`s, or None to
+            reject the episode.
+        """

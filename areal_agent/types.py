@@ -1,0 +1,147 @@
+"""The vocabulary. Read this first: everything else speaks of these few things.
+
+An episode asks an inference engine for tokens (`ModelRequest` to `ModelResponse`), turns them into
+`Interaction`s, and ends as an `Episode` with exactly one `Outcome`. Nothing here needs torch.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from areal_agent.config.generation import GenerationHyperparameters
+
+__all__ = [
+    "TRAINABLE_OUTCOMES",
+    "Episode",
+    "Failure",
+    "GenerationHyperparameters",
+    "Interaction",
+    "ModelRequest",
+    "ModelResponse",
+    "Outcome",
+    "PromptId",
+    "StopReason",
+]
+
+StopReason = Literal["stop", "length", "tool_calls", "abort"]
+"""Why sampling ended. ``abort`` never reaches a workflow: the client resumes aborted requests."""
+
+Outcome = Literal[
+    "ok",
+    "rejected",
+    "truncated",
+    "workflow_error",
+    "reward_error",
+    "inference_error",
+    "timeout",
+    "stale",
+    "cancelled",
+]
+"""How an episode ended. Each episode has exactly one."""
+
+TRAINABLE_OUTCOMES: frozenset[Outcome] = frozenset({"ok", "truncated"})
+"""Only these may enter a batch or a baseline."""
+
+PromptId = str
+"""One occurrence of a prompt: ``"<epoch>:<index>"``. Members of a group share it."""
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """Ask for one continuation of `input_ids`."""
+
+    input_ids: Sequence[int]
+    """Prompt token ids."""
+    gconfig: GenerationHyperparameters = field(default_factory=GenerationHyperparameters)
+    """Sampling settings; `n_samples` must be 1 here."""
+    rid: str = field(default_factory=_new_id)
+    """Names the request. Requests that share it go to the same replica (its cache is warm)."""
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Free facts for logs; never sent to a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelResponse:
+    """The tokens an engine sampled, each with its logprob and the weights that made it.
+
+    Raises:
+        ValueError: on construction, when the three lists differ in length.
+    """
+
+    input_tokens: Sequence[int]
+    """Prompt ids as the engine received them."""
+    output_tokens: Sequence[int]
+    """Sampled ids, the end-of-sequence token included when it was sampled."""
+    output_logprobs: Sequence[float]
+    """Logprob of each sampled token under the full softmax at the sampling temperature."""
+    output_versions: Sequence[int]
+    """Version of the weights that produced each sampled token."""
+    stop_reason: StopReason
+    latency_seconds: float = 0.0
+    """From the call to the last token, waiting and retries included."""
+    ttft_seconds: float = 0.0
+    """From the call to the first token; 0 when the engine does not report it."""
+
+    def __post_init__(self) -> None:
+        """Refuse lists that do not line up."""
+        n = len(self.output_tokens)
+        if not len(self.output_logprobs) == len(self.output_versions) == n:
+            raise ValueError(
+                "expected one logprob and one version per sampled token, got "
+                f"{n} tokens, {len(self.output_logprobs)} logprobs, "
+                f"{len(self.output_versions)} versions"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Interaction:
+    """One call of the model within an episode."""
+
+    id: str
+    parent_id: str | None
+    """The interaction whose prompt and reply this one extends, token for token."""
+    messages: Sequence[Mapping[str, Any]]
+    """Chat messages sent, for display."""
+    reply: Mapping[str, Any]
+    """The assistant message made of the reply, for display."""
+    response: ModelResponse
+    reward: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong in an episode, kept as data."""
+
+    place: str
+    """Where: ``workflow``, ``reward``, ``inference``, ``trajectory``, ``timeout``, ``accept``."""
+    type: str
+    """Name of the exception's class."""
+    message: str
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The record of one episode, whatever became of it."""
+
+    id: str
+    prompt_id: PromptId
+    outcome: Outcome
+    interactions: Sequence[Interaction] = ()
+    reward: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    failure: Failure | None = None
+    versions: tuple[int, int] | None = None
+    """Oldest and newest weight version among the sampled tokens; None without any."""
+    seconds: float = 0.0
+    """Wall time from start to end."""
+
+    def __post_init__(self) -> None:
+        """A failure is explained, a success is not."""
+        if self.outcome in TRAINABLE_OUTCOMES and self.failure is not None:
+            raise ValueError(f"outcome {self.outcome!r} cannot carry a failure: {self.failure}")
