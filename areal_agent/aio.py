@@ -5,7 +5,7 @@ banned by the linter.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -54,7 +54,7 @@ async def run_shielded(awaitable: Awaitable[T]) -> T:
 
 
 @asynccontextmanager
-async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
     """A ``TaskGroup`` that raises its first error bare."""
     try:
         async with asyncio.TaskGroup() as group:
