@@ -6,8 +6,8 @@ Entry 0 of a row is never trained on.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -167,6 +167,17 @@ class RolloutBatch:
         """Number of sampled tokens."""
         return int(self.loss_mask.sum())
 
+    def rows(self, index: Tensor | Sequence[int]) -> Self:
+        """The rows at `index`, trimmed on the right to their longest."""
+        idx = torch.as_tensor(index, dtype=torch.int64)
+        width = int(self.attention_mask[idx].sum(1).max()) if len(idx) else 0
+        values: dict[str, Any] = {}
+        for spec in fields(self):
+            value = getattr(self, spec.name)
+            if isinstance(value, Tensor):
+                values[spec.name] = value[idx, :width] if value.ndim == 2 else value[idx]
+        return replace(self, **values)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch(RolloutBatch):
@@ -176,29 +187,6 @@ class TrainBatch(RolloutBatch):
     """float32 [N, T]; anything off the loss mask."""
     prox_logprobs: Tensor = field(default_factory=lambda: torch.empty(0))
     """float32 [N, T]: under the weights at the start of the step. The sampler's when not used."""
-
-    def rows(self, index: Tensor | Sequence[int]) -> "TrainBatch":
-        """The rows at `index`, trimmed to their longest."""
-        idx = torch.as_tensor(index, dtype=torch.int64)
-        width = max(int(self.attention_mask[idx].sum(1).max()), 1)
-        values: dict[str, Any] = {}
-        for name in _TOKEN_FIELDS:
-            values[name] = getattr(self, name)[idx, :width]
-        for name in _ROW_FIELDS:
-            values[name] = getattr(self, name)[idx]
-        return replace(self, **values)
-
-
-_ROW_FIELDS = ("rewards", "group_ids", "episode_ids", "truncated")
-_TOKEN_FIELDS = (
-    "input_ids",
-    "attention_mask",
-    "loss_mask",
-    "logprobs",
-    "versions",
-    "advantages",
-    "prox_logprobs",
-)
 
 
 def collate(groups: Sequence[TrajectoryGroup], *, temperature: float = 1.0) -> RolloutBatch:

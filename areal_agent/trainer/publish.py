@@ -1,0 +1,100 @@
+"""Carry weights from the trainer to the servers. The only place that knows both."""
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+from areal_agent.backends.base import BackendHandle
+from areal_agent.errors import WeightUpdateError
+from areal_agent.inference.base import InferenceEngine
+from areal_agent.trajectory import RolloutBatch
+
+KEPT_VERSIONS = 2
+"""Published folders that stay on disk: the one served, and the one to fall back to."""
+
+
+class WeightPublisher:
+    """Exports the trainer's weights and has every server load them.
+
+    After each publication a probe compares the servers' logprobs with the trainer's on rows of the
+    last batch: a server that reports success but serves something else is found at once.
+    """
+
+    def __init__(
+        self,
+        backend: BackendHandle,
+        engine: InferenceEngine,
+        folder: Path,
+        *,
+        max_probe_difference: float,
+        timeout_seconds: float = 120.0,
+    ) -> None:
+        self.backend = backend
+        self.engine = engine
+        self.folder = folder
+        self.max_probe_difference = max_probe_difference
+        self.timeout_seconds = timeout_seconds
+
+    async def publish(self, version: int, batch: RolloutBatch) -> dict[str, float]:
+        """Serve the trainer's weights as `version`; returns metrics.
+
+        Raises:
+            NonFiniteError: a weight is not finite; nothing was written or sent.
+            WeightUpdateError: a server could not load them (all serve the old version), or what it
+                serves is not what the trainer has.
+        """
+        started = time.perf_counter()
+        target = self.folder / f"v{version:06d}"
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                await self.backend.export(target)
+                exported = time.perf_counter()
+                await self.engine.update_weights(target, version)
+        except TimeoutError as error:
+            raise WeightUpdateError(
+                f"publishing version {version} took longer than {self.timeout_seconds:.0f} s"
+            ) from error
+        loaded = time.perf_counter()
+        difference = await self.probe(version, batch)
+        await asyncio.to_thread(self._forget_older_than, version)
+        return {
+            "publish/version": version,
+            "publish/probe_abs_max": difference,
+            "timeperf/export": exported - started,
+            "timeperf/load_weights": loaded - exported,
+            "timeperf/publish": time.perf_counter() - started,
+        }
+
+    async def probe(self, version: int, batch: RolloutBatch, *, n_rows: int = 2) -> float:
+        """Largest difference between the servers' and the trainer's logprobs of a few rows.
+
+        Raises:
+            WeightUpdateError: it is above `max_probe_difference`.
+        """
+        shortest = torch.argsort(batch.attention_mask.sum(1))[:n_rows]
+        small = batch.rows(shortest)
+        expected = await self.backend.logprobs(small)
+        lengths = small.attention_mask.sum(1).tolist()
+        ids = [row[:n] for row, n in zip(small.input_ids.tolist(), lengths, strict=True)]
+        scores = await self.engine.score(ids, temperature=batch.temperature)
+        got = torch.zeros_like(expected)
+        for i, row_scores in enumerate(scores):
+            got[i, : len(row_scores)] = torch.tensor(row_scores)
+        difference = float(torch.where(small.loss_mask, (got - expected).abs(), 0.0).max())
+        if not difference <= self.max_probe_difference:
+            raise WeightUpdateError(
+                f"after loading version {version} the server's logprobs differ from the trainer's "
+                f"by {difference:.3g} (allowed: {self.max_probe_difference:g}): the server is not "
+                "serving the weights that were published. Different dtypes need a wider "
+                "actor.max_update_probe_difference; tied embeddings need a server that reloads them"
+            )
+        return difference
+
+    def _forget_older_than(self, version: int) -> None:
+        for path in self.folder.glob("v[0-9]*"):
+            number = path.name[1:]
+            if number.isdigit() and int(number) <= version - KEPT_VERSIONS:
+                shutil.rmtree(path, ignore_errors=True)

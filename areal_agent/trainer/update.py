@@ -1,0 +1,109 @@
+"""One update of the policy: comparison logprobs, advantages, minibatches, optimiser steps.
+
+Legend: N rows, T tokens.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from areal_agent.algorithms.base import Algorithm
+from areal_agent.backends.base import BackendHandle, LossSpec, StepResult
+from areal_agent.trajectory import RolloutBatch, TrainBatch
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """What an update did."""
+
+    applied_steps: int
+    """Optimiser steps that changed the weights; 0 means that there is nothing to publish."""
+    metrics: dict[str, float] = field(default_factory=dict[str, float])
+
+
+async def update_policy(
+    backend: BackendHandle,
+    algorithm: Algorithm,
+    spec: LossSpec,
+    batch: RolloutBatch,
+    *,
+    n_minibatches: int,
+    seed: int,
+) -> UpdateResult:
+    """Train on `batch` once.
+
+    Rows without signal are dropped first; with none left, nothing is stepped.
+
+    Raises:
+        NonFiniteError: too many steps in a row had a non-finite gradient.
+    """
+    started = time.perf_counter()
+    prox = None
+    if "prox_logprobs" in algorithm.needs:
+        prox = await backend.logprobs(batch)
+    train_batch, metrics = algorithm.advantages(batch, prox_logprobs=prox)
+    if prox is not None:
+        metrics |= sampler_mismatch(batch, prox)
+    results: list[StepResult] = []
+    if len(train_batch) > 0:
+        for rows in minibatches(train_batch, n_minibatches, seed):
+            results.append(await backend.step(train_batch.rows(rows), spec))
+    applied = [result for result in results if result.applied]
+    metrics |= _averages(applied)
+    metrics["update/applied_steps"] = len(applied)
+    metrics["update/skipped_steps"] = len(results) - len(applied)
+    metrics["update/rows"] = len(train_batch)
+    metrics["update/loss_tokens"] = train_batch.n_loss_tokens if len(train_batch) else 0
+    metrics["timeperf/update"] = time.perf_counter() - started
+    return UpdateResult(len(applied), metrics)
+
+
+def minibatches(batch: TrainBatch, n: int, seed: int) -> list[list[int]]:
+    """Cut the rows into up to `n` lists; the rows of a group stay in one.
+
+    Groups are shuffled by `seed`, then go, largest first, to the list with the fewest loss tokens.
+    """
+    groups: dict[int, list[int]] = {}
+    for row, group in enumerate(batch.group_ids.tolist()):
+        groups.setdefault(group, []).append(row)
+    tokens = batch.loss_mask.sum(1).tolist()
+    members = list(groups.values())
+    order = torch.randperm(len(members), generator=torch.Generator().manual_seed(seed % 2**63))
+    shuffled = [members[i] for i in order.tolist()]
+    shuffled.sort(key=lambda rows: -sum(tokens[row] for row in rows))
+    bins: list[list[int]] = [[] for _ in range(min(n, len(members)))]
+    loads = [0] * len(bins)
+    for rows in shuffled:
+        lightest = loads.index(min(loads))
+        bins[lightest] += rows
+        loads[lightest] += sum(tokens[row] for row in rows)
+    return bins
+
+
+def sampler_mismatch(batch: RolloutBatch, logprobs: torch.Tensor) -> dict[str, float]:
+    """How far the trainer's logprobs are from the sampler's, over sampled tokens.
+
+    At versions equal to the trainer's own this is numerical error; otherwise it is drift.
+    """
+    difference = torch.where(batch.loss_mask, logprobs - batch.logprobs, 0.0).abs()
+    count = max(batch.n_loss_tokens, 1)
+    newest = batch.versions.amax()
+    current = batch.loss_mask & (batch.versions == newest)
+    fresh = torch.where(current, difference, 0.0)
+    return {
+        "mismatch/abs_mean": float(difference.sum()) / count,
+        "mismatch/abs_max": float(difference.max()),
+        "mismatch/newest_abs_max": float(fresh.max()),
+    }
+
+
+def _averages(results: Sequence[StepResult]) -> dict[str, float]:
+    """Mean over optimiser steps; maxima stay maxima."""
+    out: dict[str, float] = {}
+    for name in {name for result in results for name in result.metrics}:
+        values = [result.metrics[name] for result in results if name in result.metrics]
+        is_max = name.endswith("/max") or name.endswith("_max")
+        out[f"update/{name}"] = max(values) if is_max else sum(values) / len(values)
+    return out
