@@ -1,6 +1,6 @@
 """Algorithms, by name. A name is a promise: its defaults are the published recipe."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,20 +36,26 @@ class GrpoConfig(ConfigModel):
 
     behave_imp_weight_cap: float | None = Field(default=5.0, gt=1)
     """Tokens whose behaviour weight is above this are left out of the decoupled loss (they still
-    count in the average). None keeps all."""
+    count in the average). None keeps all; it is the default when use_decoupled_loss is false."""
 
     @property
     def clip_high(self) -> float:
         """The upper clip that is applied."""
         return self.eps_clip if self.eps_clip_higher is None else self.eps_clip_higher
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_decoupling_no_cap(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("use_decoupled_loss") is False:
+            return {"behave_imp_weight_cap": None, **values}
+        return values
+
     @model_validator(mode="after")
     def _cap_needs_decoupling(self) -> Self:
-        given = "behave_imp_weight_cap" in self.model_fields_set
-        if not self.use_decoupled_loss and given and self.behave_imp_weight_cap is not None:
+        if not self.use_decoupled_loss and self.behave_imp_weight_cap is not None:
             raise ValueError(
-                "behave_imp_weight_cap caps the decoupled weight, but use_decoupled_loss is "
-                "false: set behave_imp_weight_cap to null or use_decoupled_loss to true"
+                f"behave_imp_weight_cap {self.behave_imp_weight_cap} caps the decoupled weight, "
+                "but use_decoupled_loss is false: set the first to null or the second to true"
             )
         return self
 

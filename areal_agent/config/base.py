@@ -11,5 +11,4 @@ class ConfigModel(BaseModel):
         extra="forbid",
         use_attribute_docstrings=True,
         allow_inf_nan=False,
-        validate_default=True,
     )
