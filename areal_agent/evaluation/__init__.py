@@ -1,0 +1,1 @@
+"""Measure a policy on held-out problems, without disturbing its training."""

@@ -48,8 +48,8 @@ async def update_policy(
         metrics |= sampler_mismatch(batch, prox)
     results: list[StepResult] = []
     if len(train_batch) > 0:
-        for rows in minibatches(train_batch, n_minibatches, seed):
-            results.append(await backend.step(train_batch.rows(rows), spec))
+        cut = minibatches(train_batch, n_minibatches, seed)
+        results = [await backend.step(train_batch.rows(rows), spec) for rows in cut]
     applied = [result for result in results if result.applied]
     metrics |= _averages(applied)
     metrics["update/applied_steps"] = len(applied)
@@ -72,13 +72,14 @@ def minibatches(batch: TrainBatch, n: int, seed: int) -> list[list[int]]:
     members = list(groups.values())
     order = torch.randperm(len(members), generator=torch.Generator().manual_seed(seed % 2**63))
     shuffled = [members[i] for i in order.tolist()]
-    shuffled.sort(key=lambda rows: -sum(tokens[row] for row in rows))
+    weights = [sum(tokens[row] for row in rows) for rows in shuffled]
+    by_size = sorted(range(len(shuffled)), key=lambda i: -weights[i])
     bins: list[list[int]] = [[] for _ in range(min(n, len(members)))]
     loads = [0] * len(bins)
-    for rows in shuffled:
+    for i in by_size:
         lightest = loads.index(min(loads))
-        bins[lightest] += rows
-        loads[lightest] += sum(tokens[row] for row in rows)
+        bins[lightest] += shuffled[i]
+        loads[lightest] += weights[i]
     return bins
 
 
@@ -104,6 +105,6 @@ def _averages(results: Sequence[StepResult]) -> dict[str, float]:
     out: dict[str, float] = {}
     for name in {name for result in results for name in result.metrics}:
         values = [result.metrics[name] for result in results if name in result.metrics]
-        is_max = name.endswith("/max") or name.endswith("_max")
+        is_max = name.endswith(("/max", "_max"))
         out[f"update/{name}"] = max(values) if is_max else sum(values) / len(values)
     return out

@@ -1,0 +1,11 @@
+"""Sphinx settings."""
+
+project = "areal-agent"
+author = "The areal-agent maintainers"
+copyright = "2026, the areal-agent maintainers"  # noqa: A001
+extensions = ["myst_parser"]
+html_theme = "furo"
+html_title = "areal-agent"
+exclude_patterns = ["_build", "generate_*.py", "conftest.py"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
