@@ -1,0 +1,48 @@
+"""What goes into the executor, what it hands out, and how it says where it stands."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from areal_agent.trajectory import TrajectoryGroup
+from areal_agent.types import Episode, PromptId
+
+Prompt = tuple[PromptId, int, int, Mapping[str, Any]]
+"""What a sampler yields: prompt id, epoch, index of the row, the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBatch:
+    """What `RolloutExecutor.next_batch` hands to the trainer."""
+
+    groups: Sequence[TrajectoryGroup]
+    """Earliest issued first."""
+    episodes: Sequence[Episode]
+    """All episodes of these groups, failed ones included."""
+    ages: Sequence[int]
+    """For each group: how many versions its oldest trained token is behind."""
+    version: int
+    """Version at consumption."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutStats:
+    """Where the executor stands. Counts are of groups unless the name says otherwise."""
+
+    version: int
+    running: int
+    running_episodes: int
+    buffered: int
+    accepted: int
+    """Finished and usable since the start; swept ones are given back."""
+    consumed: int
+    swept: int
+    """Too old at consumption; each was issued again."""
+    dropped: int
+    """Finished without use."""
+    episodes: int
+    """Finished."""
+    output_tokens: int
+    """Sampled in finished episodes."""
+    outcomes: Mapping[str, int]
+    waiting_for: str

@@ -1,0 +1,340 @@
+"""Episodes in, batches out: start groups as the gate admits, hand the finished ones over.
+
+One task feeds, one task runs each group, and `next_batch` takes. All belong to the executor's task
+group and end with it.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from areal_agent.aio import first_error
+from areal_agent.config.inference import RolloutConfig
+from areal_agent.errors import RolloutError
+from areal_agent.inference.base import InferenceEngine
+from areal_agent.rollout.batch import GroupBatch, Prompt, RolloutStats
+from areal_agent.rollout.buffer import Budget, Finished, GroupBuffer, PromptItem
+from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, describe
+from areal_agent.rollout.gate import Gate
+from areal_agent.rollout.grouped import GroupedRolloutWorkflow, GroupRun
+from areal_agent.rollout.workflow import RolloutWorkflow
+from areal_agent.trajectory import TrajectoryGroup
+from areal_agent.types import Episode
+
+logger = logging.getLogger(__name__)
+
+
+class RolloutExecutor:
+    """Runs groups of episodes ahead of training, within the bound on staleness.
+
+    Lifetime: an async context manager. Leaving it cancels every episode.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        workflow: RolloutWorkflow,
+        sampler: Iterator[Prompt],
+        *,
+        config: RolloutConfig,
+        group_size: int,
+        seed: int,
+        should_accept: Callable[[TrajectoryGroup], bool] | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
+    ) -> None:
+        """Wire things up; nothing starts before the executor is entered.
+
+        Args:
+            engine: entered by the caller, and left by the caller afterwards.
+            workflow: what an episode does.
+            sampler: prompts in the order of training; its end ends the run.
+            config: bounds and budgets.
+            group_size: episodes per prompt.
+            seed: of the run.
+            should_accept: says whether a finished group may be trained on.
+            on_episode: hears of each finished episode, used or not.
+        """
+        self._engine = engine
+        self._sampler = sampler
+        self._config = config
+        self._seed = seed
+        self._should_accept = should_accept
+        self._on_episode = on_episode
+        self._grouped = GroupedRolloutWorkflow(
+            workflow, group_size, timeout_seconds=config.episode_timeout_seconds
+        )
+        self._gate = Gate(
+            max_concurrent=config.max_concurrent_rollouts,
+            batch_size=config.consumer_batch_size,
+            max_offpolicyness=config.max_head_offpolicyness,
+            group_size=group_size,
+        )
+        self._budget = Budget(
+            max_consecutive_failures=config.max_consecutive_failures,
+            max_empty_groups=config.max_empty_rounds * config.consumer_batch_size,
+        )
+        self._buffer = GroupBuffer()
+        self._again: deque[PromptItem] = deque()
+        self._progress = asyncio.Event()
+        self._exhausted = False
+        self._held = False
+        self._wake_feeder = asyncio.Event()
+        self._swept_at = -1
+        self._unswept = False
+        self._error: RolloutError | None = None
+        self._counts: Counter[str] = Counter()
+        self._outcomes: Counter[str] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._group: asyncio.TaskGroup | None = None
+
+    async def __aenter__(self) -> Self:
+        """Start feeding; the first episodes start at the engine's version."""
+        self._gate.recover(self._engine.version)
+        self._group = asyncio.TaskGroup()
+        await self._group.__aenter__()
+        self._start(self._feed())
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Cancel every episode and wait until it has ended."""
+        assert self._group is not None
+        group, self._group = self._group, None
+        for task in list(self._tasks):
+            task.cancel()
+        try:
+            await group.__aexit__(exc_type, exc, traceback)
+        except BaseExceptionGroup as error:
+            raise first_error(error) from error
+
+    async def next_batch(self) -> GroupBatch | None:
+        """Wait for a batch of groups that are fresh enough, and take it.
+
+        Returns:
+            The batch; a shorter one when the data has ended; None when nothing is left.
+
+        Raises:
+            RolloutError: a budget is used up; groups that were finished before are handed out
+                first.
+        """
+        size = self._config.consumer_batch_size
+        while True:
+            self._sweep()
+            if len(self._buffer) >= size:
+                return self._take(size)
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return self._take(size) if len(self._buffer) else None
+            self._progress.clear()
+            await self._progress.wait()
+
+    def on_version(self, version: int) -> None:
+        """New weights are served everywhere: admit more, sweep what is now too old."""
+        self._gate.advance(version)
+        self._sweep()
+        self._progress.set()
+
+    def pause(self) -> None:
+        """Start no more groups; what runs goes on."""
+        self._gate.pause()
+
+    def resume(self) -> None:
+        """Start groups again."""
+        self._gate.resume()
+
+    def stats(self) -> RolloutStats:
+        """Return counts for the display."""
+        gate = self._gate
+        return RolloutStats(
+            version=gate.version,
+            running=gate.running_groups,
+            running_episodes=gate.running_episodes,
+            buffered=len(self._buffer),
+            accepted=self._counts["accepted"],
+            consumed=self._counts["consumed"],
+            swept=self._counts["swept"],
+            dropped=self._counts["dropped"],
+            episodes=self._counts["episodes"],
+            output_tokens=self._counts["output_tokens"],
+            outcomes=dict(self._outcomes),
+            waiting_for=self._waiting_for(),
+        )
+
+    def _waiting_for(self) -> str:
+        gate, size = self._gate, self._config.consumer_batch_size
+        if len(self._buffer) >= size:
+            return "trainer: a batch is ready"
+        missing = size - len(self._buffer)
+        if gate.running_groups:
+            return (
+                f"{gate.running_episodes} episodes of {gate.running_groups} groups; "
+                f"{missing} groups to go"
+            )
+        if self._ended:
+            return "nothing: the data has ended"
+        if gate.paused:
+            return "resume: rollouts are paused"
+        if gate.groups_ahead <= 0:
+            return f"weights newer than version {gate.version}"
+        return "prompts"
+
+    @property
+    def _ended(self) -> bool:
+        return (
+            self._exhausted and not self._again and not self._held and not self._gate.running_groups
+        )
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None
+        task = self._group.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _feed(self) -> None:
+        orders = itertools.count()
+        while self._error is None:
+            item = self._next_item(orders)
+            if item is None:
+                self._progress.set()
+                self._wake_feeder.clear()
+                await self._wake_feeder.wait()
+                continue
+            self._held = True
+            await self._gate.admit()
+            self._held = False
+            if self._error is None:
+                self._start(self._run_group(item))
+            else:
+                self._release(0)
+
+    def _next_item(self, orders: Iterator[int]) -> PromptItem | None:
+        if self._again:
+            return self._again.popleft()
+        if self._exhausted:
+            return None
+        prompt = next(self._sampler, None)
+        if prompt is None:
+            self._exhausted = True
+            return None
+        prompt_id, epoch, index, data = prompt
+        return PromptItem(next(orders), prompt_id, epoch, index, data)
+
+    async def _run_group(self, item: PromptItem) -> None:
+        done = 0
+
+        def on_done(run: EpisodeRun | None) -> None:
+            nonlocal done
+            done += 1
+            self._gate.episode_done()
+            if run is not None:
+                self._count(run)
+
+        spec = EpisodeSpec(
+            id=f"{item.prompt_id}:{item.attempt}" if item.attempt else item.prompt_id,
+            prompt_id=item.prompt_id,
+            seed=self._seed,
+            epoch=item.epoch,
+            index=item.index,
+        )
+        finished = False
+        try:
+            run = await self._grouped.run(self._engine, item.data, spec, on_done=on_done)
+            finished = True
+        finally:
+            if not finished:
+                self._release(done)
+        self._finish(item, run)
+
+    def _release(self, done: int) -> None:
+        """Give back the places of a group that was cancelled after `done` of its episodes."""
+        for _ in range(self._grouped.group_size - done):
+            self._gate.episode_done()
+        self._gate.reject()
+
+    def _count(self, run: EpisodeRun) -> None:
+        episode = run.episode
+        self._counts["episodes"] += 1
+        self._counts["output_tokens"] += run.output_tokens
+        self._outcomes[episode.outcome] += 1
+        self._budget.episode(episode)
+        if episode.failure is not None:
+            logger.warning(
+                "episode %s ended as %s: %s: %s",
+                episode.id,
+                episode.outcome,
+                episode.failure.type,
+                episode.failure.message,
+            )
+        if self._on_episode is not None:
+            self._on_episode(episode)
+        self._judge()
+
+    def _finish(self, item: PromptItem, run: GroupRun) -> None:
+        group = run.group
+        if group is not None and self._accepts(group):
+            self._gate.accept()
+            self._counts["accepted"] += 1
+            self._budget.usable()
+            self._buffer.put(Finished(item, run, group))
+            self._unswept = True
+        else:
+            self._gate.reject()
+            self._counts["dropped"] += 1
+            if group is None:
+                self._budget.empty()
+            self._judge()
+        self._progress.set()
+
+    def _accepts(self, group: TrajectoryGroup) -> bool:
+        if self._should_accept is None:
+            return True
+        try:
+            accepted = bool(self._should_accept(group))
+        except Exception as error:  # noqa: BLE001 - a user's filter must not end the run
+            self._budget.empty("should_accept failed", describe(error, "accept"))
+            return False
+        if not accepted:
+            self._budget.empty("should_accept refused the group")
+        return accepted
+
+    def _judge(self) -> None:
+        if self._error is None:
+            self._error = self._budget.verdict()
+            if self._error is not None:
+                self._wake_feeder.set()
+                self._progress.set()
+
+    def _sweep(self) -> None:
+        if self._swept_at == self._gate.version and not self._unswept:
+            return
+        self._swept_at, self._unswept = self._gate.version, False
+        swept = self._buffer.sweep(self._gate.version, self._config.max_head_offpolicyness)
+        for old in swept:
+            self._gate.sweep()
+            self._counts["accepted"] -= 1
+            self._counts["swept"] += 1
+            self._again.append(replace(old.item, attempt=old.item.attempt + 1))
+        if swept:
+            logger.info("swept %d groups that were too old, issued again", len(swept))
+            self._wake_feeder.set()
+
+    def _take(self, n: int) -> GroupBatch:
+        taken = self._buffer.take(n)
+        self._counts["consumed"] += len(taken)
+        version = self._gate.version
+        return GroupBatch(
+            groups=[finished.group for finished in taken],
+            episodes=[run.episode for finished in taken for run in finished.run.runs],
+            ages=[finished.age(version) for finished in taken],
+            version=version,
+        )
