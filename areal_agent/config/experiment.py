@@ -86,8 +86,8 @@ class ExperimentConfig(ConfigModel):
     tool_parser: str | None = None
     """How tool calls are read from replies. None takes what the model folder names."""
 
-    workflow: UseConfig
-    """What an episode does."""
+    workflow: UseConfig | None = None
+    """What an episode does. None means that the program hands it over."""
 
     train_dataset: UseConfig
     """Problems to train on."""

@@ -12,10 +12,6 @@ from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.types import TRAINABLE_OUTCOMES, Episode
 
-Progress = Callable[[int, int], None]
-"""Called with the number of problems done and their total."""
-
-
 @dataclass(frozen=True, slots=True)
 class EvalResult:
     """One evaluation. Failed episodes are counted, never scored."""
@@ -73,9 +69,9 @@ class Evaluator:
         workflow: RolloutWorkflow,
         *,
         n_problems: int | None = None,
-        progress: Progress | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> EvalResult:
-        """Run the first `n_problems` problems (None: all)."""
+        """Run the first `n_problems` problems (None: all); `progress` hears how many are done."""
         started = time.perf_counter()
         episodes = await run_all(
             self.engine,

@@ -1,0 +1,136 @@
+"""The composition root: settings in, a running `Run` out, everything closed again at the end."""
+
+import json
+import logging
+import platform
+import secrets
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+
+from areal_agent.aio import collect, task_group
+from areal_agent.algorithms.build import build_algorithm
+from areal_agent.backends.process import ProcessBackend
+from areal_agent.config.experiment import ExperimentConfig
+from areal_agent.config.load import LoadedConfig, dump_config, load_config
+from areal_agent.inference.http import HttpInferenceEngine
+from areal_agent.launch.local import ServerGroup, launch_embedded_servers
+from areal_agent.net.clients import HttpClients
+from areal_agent.rollout.records import EpisodeRecorder
+from areal_agent.trainer.folder import RunFolder, create_run_folder
+from areal_agent.trainer.parts import Parts, prepare
+from areal_agent.trainer.run import Run
+
+logger = logging.getLogger(__name__)
+
+Settings = LoadedConfig[ExperimentConfig] | ExperimentConfig | Path | str
+
+
+def as_loaded(settings: Settings) -> LoadedConfig[ExperimentConfig]:
+    """Take a settings file, loaded settings, or settings made in code."""
+    if isinstance(settings, LoadedConfig):
+        return settings
+    if isinstance(settings, ExperimentConfig):
+        return LoadedConfig(settings, Path.cwd(), {}, "<code>")
+    return load_config(settings)
+
+
+@asynccontextmanager
+async def open_run(settings: Settings) -> AsyncGenerator[Run]:
+    """Start servers and trainer; inside, the run works; afterwards, nothing of it is left.
+
+    Args:
+        settings: a settings file, or what `load_config` gave, or an `ExperimentConfig` (relative
+            paths then start from the working directory).
+
+    Raises:
+        ConfigError: the settings are wrong; nothing was started.
+        LaunchError: a server did not start, or ended by itself while the run went on.
+        TrainError: the trainer did not start, or ended by itself.
+    """
+    parts = prepare(as_loaded(settings))
+    folder = create_run_folder(parts.config, Path.cwd())
+    folder.settings.write_text(dump_config(parts.config), encoding="utf-8")
+    _write_environment(folder)
+    async with AsyncExitStack() as stack:
+        servers, backend, control_key = await _start_processes(parts, folder, stack)
+        clients = await stack.enter_async_context(
+            HttpClients(max_connections=_connections(parts.config))
+        )
+        engine = await stack.enter_async_context(
+            HttpInferenceEngine(
+                servers.endpoints,
+                clients=clients,
+                control_key=control_key,
+                initial_model=parts.model,
+                request_timeout_seconds=parts.config.rollout.request_timeout_seconds,
+            )
+        )
+        recorder = await stack.enter_async_context(
+            EpisodeRecorder(folder.episodes, parts.chat.decode)
+        )
+        watch = await stack.enter_async_context(task_group())
+        for name, waiting in (("servers", servers.wait_died()), ("trainer", backend.wait_died())):
+            task = watch.create_task(waiting, name=f"watch {name}")
+            stack.callback(task.cancel)
+        inner = await stack.enter_async_context(AsyncExitStack())
+        run = Run(
+            parts,
+            folder,
+            engine=engine,
+            backend=backend,
+            algorithm=build_algorithm(
+                parts.config.algorithm.type, parts.config.algorithm.model_dump(mode="json")
+            ),
+            recorder=recorder,
+            stack=inner,
+        )
+        yield run
+
+
+async def _start_processes(
+    parts: Parts, folder: RunFolder, stack: AsyncExitStack
+) -> tuple[ServerGroup, ProcessBackend, str]:
+    """Start servers and trainer at the same time."""
+    config = parts.config
+    control_key = secrets.token_urlsafe(32)
+    backend = ProcessBackend(
+        config.actor,
+        parts.model,
+        total_optimizer_steps=parts.total_steps * config.actor.ppo_n_minibatches,
+        seed=config.seed,
+        log=folder.logs / "trainer.log",
+    )
+    servers = launch_embedded_servers(
+        config.rollout.server,
+        parts.model,
+        n_servers=parts.n_servers,
+        log_dir=folder.logs,
+        control_key=control_key,
+        tool_parser=config.tool_parser,
+    )
+    group, backend = await collect(
+        [stack.enter_async_context(servers), stack.enter_async_context(backend)]
+    )
+    return group, backend, control_key
+
+
+def _connections(config: ExperimentConfig) -> int:
+    """One connection for each episode in flight, and a few for control."""
+    busiest = max(config.rollout.max_concurrent_rollouts, config.evaluator.max_concurrent_rollouts)
+    return busiest + 8
+
+
+def _write_environment(folder: RunFolder) -> None:
+    names = ("areal-agent", "torch", "transformers", "safetensors", "httpx", "numpy", "pydantic")
+    environment = {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "packages": {name: metadata.version(name) for name in names},
+    }
+    path = folder.root / "environment.json"
+    path.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
+
+

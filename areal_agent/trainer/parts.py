@@ -1,0 +1,177 @@
+"""Settings to objects: workflow, datasets, model. Everything that can fail before a process starts.
+"""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from areal_agent.config.allocation import ModelAllocation, require_installed
+from areal_agent.config.experiment import ExperimentConfig, UseConfig
+from areal_agent.config.load import LoadedConfig
+from areal_agent.data.chat import ChatFormat
+from areal_agent.data.dataset import Row, as_rows
+from areal_agent.errors import ConfigError, DataError
+from areal_agent.models.load import BUILTIN_PREFIX, resolve_model
+from areal_agent.registry import resolve
+from areal_agent.rollout.workflow import RolloutWorkflow
+from areal_agent.types import GenerationHyperparameters
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a run is made of, checked, before anything has been started."""
+
+    config: ExperimentConfig
+    base: Path
+    """Folder that relative paths in the settings start from."""
+    model: Path
+    chat: ChatFormat
+    train_rows: Sequence[Row]
+    eval_rows: Sequence[Row]
+    """Held-out problems; empty when there are none."""
+    n_servers: int
+    total_steps: int
+    """Batches to train on."""
+
+    def workflow(self, what: object, gconfig: GenerationHyperparameters) -> RolloutWorkflow:
+        """Make a workflow that samples as `gconfig` says; see `make_workflow`."""
+        return make_workflow(what, chat=self.chat, gconfig=gconfig, base=self.base)
+
+
+def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
+    """Find and check everything that the settings name.
+
+    Raises:
+        ConfigError: a model, dataset, workflow or backend is missing or unusable.
+        DataError: a dataset has no rows, or the model cannot write dialogues.
+    """
+    config, base = loaded.config, loaded.base
+    rollout = ModelAllocation.from_str(config.rollout.backend)
+    require_installed(rollout, role="rollout")
+    require_installed(ModelAllocation.from_str(config.actor.backend), role="actor")
+    model = resolve_model(_model_name(config.model, base))
+    chat = ChatFormat.from_folder(model, config.tool_parser)
+    train_rows = make_dataset(config.train_dataset, base)
+    eval_rows = [] if config.valid_dataset is None else make_dataset(config.valid_dataset, base)
+    parts = Parts(
+        config=config,
+        base=base,
+        model=model,
+        chat=chat,
+        train_rows=train_rows,
+        eval_rows=eval_rows,
+        n_servers=rollout.parallel.world_size,
+        total_steps=total_train_steps(config, len(train_rows)),
+    )
+    if config.workflow is not None:
+        parts.workflow(config.workflow, config.gconfig)
+    return parts
+
+
+def _model_name(name: str, base: Path) -> str:
+    """A folder's path, taken from `base` when relative; names of built-in models stay."""
+    return name if name.startswith(BUILTIN_PREFIX) else str(base / Path(name).expanduser())
+
+
+def total_train_steps(config: ExperimentConfig, n_rows: int) -> int:
+    """Batches to train on: what `total_train_steps` and `total_train_epochs` allow, the smaller."""
+    limits: list[int] = []
+    if config.total_train_steps is not None:
+        limits.append(config.total_train_steps)
+    if config.total_train_epochs is not None:
+        rows = config.total_train_epochs * n_rows
+        limits.append(-(-rows // config.rollout.consumer_batch_size))
+    return min(limits)
+
+
+def make_dataset(use: UseConfig, base: Path) -> Sequence[Row]:
+    """A JSONL file, or what a function returns for `args`.
+
+    Raises:
+        ConfigError: it cannot be found, or refuses its arguments.
+        DataError: it has no usable rows.
+    """
+    if use.use.endswith((".jsonl", ".json")):
+        if use.args:
+            raise ConfigError(f"the dataset {use.use!r} is a file and takes no args: {use.args!r}")
+        return as_rows(base / use.use, name=use.use)
+    factory = resolve(use.use, kind="datasets", base=base)
+    if callable(factory):
+        return as_rows(_call(factory, use.args, use.use), name=use.use)
+    if use.args:
+        raise ConfigError(f"the dataset {use.use!r} is no function and takes no args")
+    return as_rows(factory, name=use.use)
+
+
+def make_workflow(
+    what: object, *, chat: ChatFormat, gconfig: GenerationHyperparameters, base: Path
+) -> RolloutWorkflow:
+    """A workflow from an instance, a class, a name, or a settings section.
+
+    A class gets those of ``chat``, ``tokenizer`` and ``gconfig`` that its ``__init__`` names. In
+    `args`, strings under ``reward_fn`` and in ``tools`` are names of functions.
+
+    Raises:
+        ConfigError: it cannot be found or made, or is no workflow.
+    """
+    args: dict[str, Any] = {}
+    name = repr(what)
+    if isinstance(what, UseConfig):
+        args, name, what = _resolved_args(what.args, base), what.use, what.use
+    if isinstance(what, str):
+        name = what
+        what = resolve(what, kind="workflows", base=base)
+    if isinstance(what, RolloutWorkflow):
+        if args:
+            raise ConfigError(f"the workflow {name} is an instance already and takes no args")
+        return what
+    if not callable(what):
+        raise ConfigError(f"expected a RolloutWorkflow, its class or its name, got {name}")
+    offered = {"chat": chat, "tokenizer": chat.tokenizer, "gconfig": gconfig}
+    named = _parameters(what)
+    args = {key: value for key, value in offered.items() if key in named} | args
+    made = _call(what, args, name)
+    if not isinstance(made, RolloutWorkflow):
+        raise ConfigError(
+            f"expected {name} to give a RolloutWorkflow, got {type(made).__name__}: subclass "
+            "areal_agent.RolloutWorkflow and write arun_episode(engine, data)"
+        )
+    return made
+
+
+def _resolved_args(args: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    out = dict(args)
+    if isinstance(out.get("reward_fn"), str):
+        out["reward_fn"] = resolve(out["reward_fn"], kind="rewards", base=base)
+    tools = out.get("tools")
+    if isinstance(tools, list):
+        out["tools"] = [
+            resolve(tool, kind="tools", base=base) if isinstance(tool, str) else tool
+            for tool in cast("list[Any]", tools)
+        ]
+    return out
+
+
+def _parameters(factory: Any) -> set[str]:
+    try:
+        return set(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        return set()
+
+
+def _call(factory: Any, args: Mapping[str, Any], name: str) -> Any:
+    try:
+        inspect.signature(factory).bind(**args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} does not take these args: {error}; got {sorted(args)}, it takes "
+            f"{sorted(_parameters(factory))}"
+        ) from error
+    try:
+        return factory(**args)
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:  # noqa: BLE001 - user code at the edge, reported with its cause
+        raise ConfigError(f"{name} failed with {type(error).__name__}: {error}") from error

@@ -1,0 +1,200 @@
+"""A run: batches come out of `rollouts`, go into `update`, and the servers get new weights."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from areal_agent.algorithms.base import Algorithm
+from areal_agent.backends.base import LossSpec
+from areal_agent.backends.process import ProcessBackend
+from areal_agent.data.sampler import PromptSampler
+from areal_agent.data.seeds import derive_seed
+from areal_agent.errors import ConfigError
+from areal_agent.evaluation.evaluator import Evaluator
+from areal_agent.inference.http import HttpInferenceEngine
+from areal_agent.rollout.executor import Prompt, RolloutExecutor
+from areal_agent.rollout.records import EpisodeRecorder
+from areal_agent.rollout.workflow import RolloutWorkflow
+from areal_agent.trainer.batch_metrics import rollout_metrics
+from areal_agent.trainer.folder import RunFolder
+from areal_agent.trainer.parts import Parts
+from areal_agent.trainer.publish import WeightPublisher
+from areal_agent.trainer.update import update_policy
+from areal_agent.trajectory import RolloutBatch, collate
+from areal_agent.types import Episode
+
+
+class Run:
+    """What `open_run` gives: servers that answer, a trainer that is loaded, and the loop's halves.
+
+    ::
+
+        async with open_run("config.yaml") as run:
+            async for batch in run.rollouts(MyWorkflow()):
+                metrics = await run.update(batch)
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        *,
+        engine: HttpInferenceEngine,
+        backend: ProcessBackend,
+        algorithm: Algorithm,
+        recorder: EpisodeRecorder,
+        stack: AsyncExitStack,
+    ) -> None:
+        self.parts = parts
+        self.config = parts.config
+        self.folder = folder
+        self.engine = engine
+        self.backend = backend
+        self.step = 0
+        """Batches trained on so far."""
+        self.executor: RolloutExecutor | None = None
+        """Runs the episodes; there once `rollouts` has been called."""
+        self.first_rollout_at: float | None = None
+        """``time.time()`` at the start of the first training episode."""
+        self.last_update_at: float | None = None
+        """``time.time()`` at the end of the last update."""
+        self._algorithm = algorithm
+        self._loss = LossSpec(
+            self.config.algorithm.type, self.config.algorithm.model_dump(mode="json")
+        )
+        self._recorder = recorder
+        self._stack = stack
+        self._publisher = WeightPublisher(
+            backend,
+            engine,
+            folder.weights,
+            max_probe_difference=self.config.actor.max_update_probe_difference,
+        )
+        self._rollout_metrics: dict[str, float] = {}
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that the servers serve."""
+        return self.engine.version
+
+    @property
+    def total_steps(self) -> int:
+        """Batches to train on in all."""
+        return self.parts.total_steps
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches that the training data fill once, rounded up."""
+        return -(-len(self.parts.train_rows) // self.config.rollout.consumer_batch_size)
+
+    async def rollouts(self, workflow: object = None) -> AsyncGenerator[RolloutBatch]:
+        """Yield batches until `total_steps` are trained on, or the data has ended.
+
+        Episodes run ahead of training within `rollout.max_head_offpolicyness`.
+
+        Args:
+            workflow: an instance, a class or a name. None takes the settings' own.
+
+        Raises:
+            ConfigError: there is no workflow, or rollouts are running already.
+            RolloutError: episodes keep failing, or none gives anything to train on.
+        """
+        if self.executor is not None:
+            raise ConfigError("this run has its rollouts already: open another run")
+        executor = await self._start(self._workflow(workflow))
+        temperature = self.config.gconfig.effective_temperature
+        while self.step < self.total_steps:
+            groups = await executor.next_batch()
+            if groups is None:
+                return
+            batch = collate(groups.groups, temperature=temperature)
+            self._rollout_metrics = rollout_metrics(groups, batch)
+            yield batch
+
+    async def update(self, batch: RolloutBatch) -> dict[str, float]:
+        """Train on a batch and publish the new weights to every server; returns metrics.
+
+        Without a single applied optimiser step there is nothing to publish: the version stays.
+
+        Raises:
+            NonFiniteError: too many gradients in a row were not finite.
+            WeightUpdateError: a server did not take the new weights.
+        """
+        result = await update_policy(
+            self.backend,
+            self._algorithm,
+            self._loss,
+            batch,
+            n_minibatches=self.config.actor.ppo_n_minibatches,
+            seed=derive_seed("minibatches", self.config.seed, self.step),
+        )
+        metrics = self._rollout_metrics | result.metrics
+        if result.applied_steps:
+            metrics |= await self._publisher.publish(self.version + 1, batch)
+        if self.executor is not None:
+            if result.applied_steps:
+                self.executor.on_version(self.version)
+            else:
+                self.executor.untrained(int(batch.group_ids.unique().numel()))
+        self.step += 1
+        self.last_update_at = time.time()
+        return metrics
+
+    async def export(self, folder: Path) -> None:
+        """Write the trained model as an ordinary Hugging Face folder."""
+        await self.backend.export(folder)
+
+    def evaluator(self) -> Evaluator:
+        """Make an evaluator on the held-out problems."""
+        return Evaluator(
+            self.engine,
+            self.parts.eval_rows,
+            max_concurrent_rollouts=self.config.evaluator.max_concurrent_rollouts,
+            episode_timeout_seconds=self.config.rollout.episode_timeout_seconds,
+            seed=self.config.seed,
+        )
+
+    def record(self, episode: Episode, *, split: str) -> None:
+        """Append an episode to the run's records."""
+        self._recorder.record(episode, split=split, step=self.step)
+
+    def _workflow(self, workflow: object) -> RolloutWorkflow:
+        what = self.config.workflow if workflow is None else workflow
+        if what is None:
+            raise ConfigError("no workflow: set workflow.use, or hand one to rollouts() or train()")
+        return self.parts.workflow(what, self.config.gconfig)
+
+    async def _start(self, workflow: RolloutWorkflow) -> RolloutExecutor:
+        executor = RolloutExecutor(
+            self.engine,
+            workflow,
+            self._prompts(),
+            config=self.config.rollout,
+            group_size=self.config.gconfig.n_samples,
+            seed=self.config.seed,
+            on_episode=lambda episode: self.record(episode, split="train"),
+        )
+        self.first_rollout_at = time.time()
+        self.executor = await self._stack.enter_async_context(executor)
+        return executor
+
+    def _prompts(self) -> "PromptSource":
+        return PromptSource(self.parts, epochs=self.config.total_train_epochs)
+
+
+class PromptSource:
+    """The training problems in the order that seed and epoch give."""
+
+    def __init__(self, parts: Parts, *, epochs: int | None) -> None:
+        self._rows = parts.train_rows
+        self._sampler = PromptSampler(len(self._rows), parts.config.seed, epochs=epochs)
+
+    def __iter__(self) -> "PromptSource":
+        """Return itself."""
+        return self
+
+    def __next__(self) -> Prompt:
+        """Return the next occurrence of a prompt."""
+        epoch, index = next(self._sampler)
+        return f"{epoch}:{index}", epoch, index, self._rows[index]
