@@ -87,13 +87,19 @@ def load_script(path: Path) -> ModuleType:
     return module
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the closest known name, or nothing when none is close."""
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that `name` is probably a slip of, if there is one."""
     from difflib import get_close_matches
 
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f"; did you mean {by_lower[close[0]]!r}?" if close else ""
+    return by_lower[close[0]] if close else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the closest known name, or nothing when none is close."""
+    close = closest(name, known)
+    return "" if close is None else f"; did you mean {close!r}?"
 
 
 def _by_short_name(name: str, *, kind: str, builtin: Mapping[str, str]) -> Any:

@@ -1,12 +1,120 @@
 """What cannot be right about settings that are each right on their own."""
 
+import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from areal_agent.config.base import ConfigModel
+from areal_agent.config.allocation import ModelAllocation, require_installed
+from areal_agent.config.parallelism import Role
 from areal_agent.config.yaml_text import Path
+from areal_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from areal_agent.config.experiment import ExperimentConfig
+
+Problem = tuple[Path, str]
+"""The setting to change, and what is wrong with it."""
 
 
-def check(config: ConfigModel) -> Iterator[tuple[Path, str]]:
-    """Yield each contradiction between settings, with the path of the one to change first."""
-    del config
-    yield from ()
+class ContradictionError(ValueError):
+    """Settings that contradict each other; pydantic hands it on as what is wrong with them."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("; ".join(message for _, message in problems))
+        self.problems = problems
+
+
+def check_experiment(config: "ExperimentConfig") -> None:
+    """Check that the sections of an experiment fit together and can run here.
+
+    Raises:
+        ContradictionError: they do not; holds all reasons.
+    """
+    problems = (*_training(config), *_evaluation(config), *_backends(config), *_server(config))
+    if problems:
+        raise ContradictionError(problems)
+
+
+def _training(config: "ExperimentConfig") -> Iterator[Problem]:
+    samples, rollout = config.gconfig.n_samples, config.rollout
+    if config.total_train_steps is None and config.total_train_epochs is None:
+        yield (
+            ("total_train_steps",),
+            "nothing says when to stop: set total_train_steps or total_train_epochs",
+        )
+    if samples < 2:
+        yield (
+            ("gconfig", "n_samples"),
+            f"gconfig.n_samples is {samples}, but {config.algorithm.type} compares the members of "
+            "a group: set it to 2 or more",
+        )
+    if config.gconfig.effective_temperature == 0:
+        yield (
+            ("gconfig", "greedy" if config.gconfig.greedy else "temperature"),
+            "gconfig.temperature is 0 or greedy is set: training needs sampled tokens with a "
+            "probability; set gconfig.temperature above 0",
+        )
+    if rollout.max_concurrent_rollouts < samples:
+        yield (
+            ("rollout", "max_concurrent_rollouts"),
+            f"a group has gconfig.n_samples = {samples} episodes, which never fit in "
+            f"max_concurrent_rollouts = {rollout.max_concurrent_rollouts}: raise it to {samples} "
+            "or more",
+        )
+    rows = rollout.consumer_batch_size * samples
+    if config.actor.ppo_n_minibatches > rows:
+        yield (
+            ("actor", "ppo_n_minibatches"),
+            f"a batch has rollout.consumer_batch_size x gconfig.n_samples = {rows} episodes, "
+            f"which cannot be cut into {config.actor.ppo_n_minibatches} minibatches",
+        )
+
+
+def _evaluation(config: "ExperimentConfig") -> Iterator[Problem]:
+    if config.valid_dataset is not None:
+        return
+    for name in ("freq_epochs", "freq_steps", "freq_secs"):
+        if getattr(config.evaluator, name) is not None:
+            yield (
+                ("evaluator", name),
+                "evaluations need held-out problems, but valid_dataset is null: set it, or "
+                f"evaluator.{name} to null",
+            )
+
+
+def _backends(config: "ExperimentConfig") -> Iterator[Problem]:
+    backends: dict[Role, str] = {"rollout": config.rollout.backend, "actor": config.actor.backend}
+    for role, text in backends.items():
+        try:
+            require_installed(ModelAllocation.from_str(text), role)
+        except ConfigError as error:
+            yield (role, "backend"), str(error)
+
+
+def _server(config: "ExperimentConfig") -> Iterator[Problem]:
+    server = config.rollout.server
+    if not _is_loopback(server.host) and not os.environ.get("AREAL_AGENT_CONTROL_KEY"):
+        yield (
+            ("rollout", "server", "host"),
+            f"{server.host!r} can be reached from other machines, so the server needs a key of "
+            "your own: set the environment variable AREAL_AGENT_CONTROL_KEY, or bind 127.0.0.1",
+        )
+    try:
+        servers = ModelAllocation.from_str(config.rollout.backend).parallel.dp_size
+    except ConfigError:
+        return
+    if server.port and server.port + servers - 1 > 65535:
+        yield (
+            ("rollout", "server", "port"),
+            f"{servers} servers count up from port {server.port} to {server.port + servers - 1}, "
+            "but the last port is 65535: lower it, or set 0 to let the system choose",
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    from ipaddress import ip_address
+
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from areal_agent.config.algorithm import AlgorithmConfig, GrpoConfig
 from areal_agent.config.base import ConfigModel
+from areal_agent.config.checks import check_experiment
 from areal_agent.config.generation import GenerationHyperparameters
 from areal_agent.config.inference import RolloutConfig
 from areal_agent.config.training import OptimizerConfig, TrainEngineConfig
@@ -127,20 +128,7 @@ class ExperimentConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if self.total_train_steps is None and self.total_train_epochs is None:
-            raise ValueError(
-                "nothing says when to stop: set total_train_steps or total_train_epochs"
-            )
-        if self.gconfig.n_samples < 2:
-            raise ValueError(
-                f"gconfig.n_samples is {self.gconfig.n_samples}, but {self.algorithm.type} "
-                "compares the members of a group: set it to 2 or more"
-            )
-        if self.gconfig.effective_temperature == 0:
-            raise ValueError(
-                "gconfig.temperature is 0 or greedy is set: training needs sampled tokens with "
-                "a probability; set gconfig.temperature above 0"
-            )
+        check_experiment(self)
         return self
 
 

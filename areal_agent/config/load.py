@@ -91,14 +91,17 @@ def parse_config(
     Raises:
         ConfigError: something is wrong; all problems are listed at once.
     """
-    from areal_agent.config.checks import check
     from areal_agent.config.experiment import ExperimentConfig
 
     model: type[ConfigModel] = schema or ExperimentConfig
     given = Given.from_parsed(yaml_text.parse(text, source), source)
-    for override in override_texts:
-        overrides.apply(given, override)
     problems = Problems(given, model, source)
+    for override in override_texts:
+        try:
+            overrides.apply(given, override)
+        except ConfigError as error:
+            problems.found[str(error)] = None
+    problems.raise_any()
     interpolation.resolve(given, _filled(model, given.tree, everything=True), problems)
     problems.raise_any()
     tree = _filled(model, given.tree, everything=False)
@@ -108,9 +111,6 @@ def parse_config(
         problems.add_invalid(error)
         problems.raise_any()
         raise
-    for path, message in check(config):
-        problems.add(path, message)
-    problems.raise_any()
     origins = given.leaves(config.model_dump(mode="json"))
     return LoadedConfig(cast(Any, config), base or Path.cwd(), origins, source)
 

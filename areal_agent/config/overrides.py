@@ -16,7 +16,8 @@ def apply(given: Given, override: str) -> None:
     path = tuple(key.strip().split("."))
     if not equals or not all(path):
         raise ConfigError(
-            f"override {override!r}: expected section.key=value, for instance actor.optimizer.lr=1e-4"
+            f"override {override!r}: expected section.key=value, for instance "
+            "actor.optimizer.lr=1e-4"
         )
     if key.lstrip().startswith(("-", "+", "~")):
         raise ConfigError(

@@ -8,10 +8,11 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from areal_agent.config import yaml_text
+from areal_agent.config.checks import ContradictionError
 from areal_agent.config.origins import Given, Origin, dotted
 from areal_agent.config.yaml_text import Path
 from areal_agent.errors import ConfigError
-from areal_agent.registry import did_you_mean
+from areal_agent.registry import closest, did_you_mean
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -57,7 +58,12 @@ class Problems:
     def add_invalid(self, error: ValidationError) -> None:
         """Note everything that pydantic found."""
         for one in error.errors(include_url=False):
-            self.add(one["loc"], self._explained(one))
+            cause = one.get("ctx", {}).get("error")
+            if isinstance(cause, ContradictionError):
+                for path, message in cause.problems:
+                    self.add(path, message)
+            else:
+                self.add(one["loc"], self._explained(one))
 
     def raise_any(self) -> None:
         """Raise what was noted, if anything was."""
@@ -81,20 +87,35 @@ class Problems:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {_shown(value)}"
         known = [*_literals(context.get("expected", ""))] if kind == "literal_error" else []
         similar = did_you_mean(value, known) if isinstance(value, str) else ""
-        advice = similar or _quoting_advice(kind, value)
+        advice = similar or self._quoting_advice(kind, value, path)
         return f"expected {expected.format(**context)}, got {_shown(value)}{advice}"
+
+    def _quoting_advice(self, kind: str, value: Any, path: Path) -> str:
+        """Say when only quotes are too few or too many."""
+        if kind == "string_type" and isinstance(value, int | float):
+            origin = self.given.nearest(path)
+            if origin.kind == "override":
+                key, _, text = origin.where.partition("=")
+                return f": if it is meant as text, quote it twice: {key}='\"{text}\"'"
+            return f": if it is meant as text, quote it: '{yaml_text.dump_value(value)}'"
+        if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
+            plain = yaml_text.parse_value(value.strip("'\""))
+            return "" if isinstance(plain, str) else ": leave out the quotes"
+        if kind == "int_type" and isinstance(value, float) and value.is_integer():
+            return f": write {int(value)}"
+        return ""
 
     def _suggestion(self, path: Path) -> str:
         """Find the setting that was meant: beside it first, then anywhere."""
         section, name = path[:-1], str(path[-1])
-        everywhere = {".".join(known): known for known in _names(self.schema)}
-        beside = {known[-1]: dots for dots, known in everywhere.items() if known[:-1] == section}
-        close = did_you_mean(name, beside)
-        if close:
-            return close.replace(f"'{(short := close.split(chr(39))[1])}'", repr(beside[short]))
-        elsewhere = [dots for dots, known in everywhere.items() if known[-1] == name]
+        known = list(_names(self.schema))
+        beside = [one[-1] for one in known if one[:-1] == section]
+        close = closest(name, beside)
+        if close is not None:
+            return f"; did you mean {dotted((*section, close))!r}?"
+        elsewhere = [repr(dotted(one)) for one in known if one[-1] == name]
         if elsewhere:
-            return f"; did you mean {' or '.join(map(repr, elsewhere))}?"
+            return f"; did you mean {' or '.join(elsewhere)}?"
         return f"; there are: {', '.join(beside)}" if beside else ""
 
 
@@ -134,19 +155,10 @@ def _literals(expected: str) -> list[str]:
     return [part for i, part in enumerate(expected.split("'")) if i % 2]
 
 
-def _quoting_advice(kind: str, value: Any) -> str:
-    """Say when only quotes are too few or too many."""
-    if kind == "string_type" and isinstance(value, int | float):
-        return f": quote it, '{yaml_text.dump_value(value)}', if it is meant as text"
-    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
-        if not isinstance(yaml_text.parse_value(value.strip("'\"")), str):
-            return ": leave out the quotes"
-    if kind == "int_type" and isinstance(value, float) and value.is_integer():
-        return f": write {int(value)}"
-    return ""
-
-
 def _shown(value: Any) -> str:
+    """Return a value shortened, with YAML's words for what has none of its own in a file."""
+    if value is None or isinstance(value, bool):
+        return yaml_text.dump_value(value)
     shortener = reprlib.Repr()
     shortener.maxstring = shortener.maxother = 120
     return shortener.repr(value)

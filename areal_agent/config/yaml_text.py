@@ -8,6 +8,7 @@ reads back unchanged, and so does a YAML 1.1 reader.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -38,9 +39,9 @@ _CONSTRUCT: Mapping[str, Callable[[str], Any]] = {
 }
 
 
-def _resolvers() -> dict[Any, Any]:
+def _resolvers(more: Mapping[Any, Any] = MappingProxyType({})) -> dict[Any, Any]:
     core = [(_TAG + name, re.compile(rf"(?:{pattern})\Z")) for name, pattern in _SCHEMA.items()]
-    return {None: core, "": [core[0]]}
+    return {**more, None: core, "": [core[0]]}
 
 
 class _Loader(yaml.SafeLoader):
@@ -50,7 +51,7 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes text that either version of YAML would read as something else."""
 
-    yaml_implicit_resolvers = {**yaml.SafeDumper.yaml_implicit_resolvers, **_resolvers()}
+    yaml_implicit_resolvers = _resolvers(yaml.SafeDumper.yaml_implicit_resolvers)
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
