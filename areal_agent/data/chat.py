@@ -1,0 +1,216 @@
+"""Messages to token ids and back, through the model's own chat template.
+
+Tokens are truth. A dialogue starts with `ChatFormat.prompt_ids`; each later turn appends
+`ChatFormat.continuation_ids` to the ids that were sent and sampled before. Nothing that was
+sampled is ever tokenised again, so training sees the very ids that the engine saw.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+from uuid import uuid4
+
+from jinja2.exceptions import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from areal_agent.data.messages import Message, Tools, clean_messages, clean_tools
+from areal_agent.data.tokenizer import load_tokenizer
+from areal_agent.data.tools import ParsedReply, get_tool_parser
+from areal_agent.errors import DataError
+
+_REPLY = "\u241ereply\u241e"
+"""Stands where a reply goes; no template or dialogue holds it."""
+
+
+class ChatFormat:
+    """How one model's dialogues are written as tokens."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        tool_parser: str | None = None,
+        *,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        """Check that the tokenizer can write dialogues.
+
+        Args:
+            tokenizer: with a chat template.
+            tool_parser: name of the parser of tool calls. None takes the one that the model
+                folder names under ``tool_parser`` in ``tokenizer_config.json``; without any,
+                replies are plain text.
+            eos_token_ids: ids that end a reply, besides the tokenizer's and the template's own.
+
+        Raises:
+            DataError: there is no chat template, it fails on a plain dialogue, or the parser's
+                name is unknown.
+        """
+        if not tokenizer.chat_template:
+            raise DataError(
+                f"the tokenizer {tokenizer.name_or_path!r} has no chat template: put one into "
+                "chat_template.jinja in the model folder"
+            )
+        self.tokenizer = tokenizer
+        named = tool_parser or cast("str | None", tokenizer.init_kwargs.get("tool_parser"))
+        self._parse = get_tool_parser(named) if named else ParsedReply
+        after_reply = self._encode(self._after_reply([{"role": "user", "content": "?"}], [], None))
+        self._end_of_turn = after_reply[0] if after_reply else None
+        ids = {*eos_token_ids, cast("int | None", tokenizer.eos_token_id)}
+        if self._end_of_turn in tokenizer.all_special_ids:
+            ids.add(self._end_of_turn)
+        self.eos_token_ids: frozenset[int] = frozenset(i for i in ids if i is not None)
+        """Ids that end a reply."""
+
+    @classmethod
+    def from_folder(cls, path: Path | str, tool_parser: str | None = None) -> Self:
+        """Read tokenizer, template, parser's name and end-of-sequence ids of a model folder.
+
+        Raises:
+            DataError: the folder has no tokenizer or no chat template.
+        """
+        tokenizer = load_tokenizer(path)
+        eos: object = None
+        generation = Path(path) / "generation_config.json"
+        if generation.is_file():
+            eos = json.loads(generation.read_text(encoding="utf-8-sig")).get("eos_token_id")
+        ids = cast("list[int]", eos if isinstance(eos, list) else [] if eos is None else [eos])
+        return cls(tokenizer, tool_parser, eos_token_ids=ids)
+
+    def prompt_ids(self, messages: object, tools: object = None) -> list[int]:
+        """Ids of a dialogue, up to where the model's next reply starts.
+
+        Args:
+            messages: chat messages, as a list or as JSON text.
+            tools: tool schemas for the template, as a list or as JSON text.
+
+        Raises:
+            DataError: the messages are malformed, or the template refuses them.
+        """
+        return self._encode(self._render(clean_messages(messages), clean_tools(tools)))
+
+    def continuation_ids(
+        self,
+        messages: object,
+        new_messages: object,
+        tools: object = None,
+        *,
+        closed: bool = True,
+    ) -> list[int]:
+        """Ids to append after a sampled reply: the new messages and the start of the next reply.
+
+        Args:
+            messages: the dialogue that the reply answered.
+            new_messages: what comes after the reply.
+            tools: as in `prompt_ids`.
+            closed: the reply ends with one of `eos_token_ids`; if not, the end of turn is
+                put first.
+
+        Raises:
+            DataError: the template writes earlier messages differently once later ones are there,
+                or refuses the messages.
+        """
+        history, new = clean_messages(messages), clean_messages(new_messages)
+        ids = self._encode(self._after_reply(history, new, clean_tools(tools)))
+        return ids[1:] if closed and ids[:1] == [self._end_of_turn] else ids
+
+    def supervised_ids(
+        self, messages: object, tools: object = None
+    ) -> tuple[list[int], list[bool]]:
+        """Ids of a finished dialogue, and which of them a model should learn to write.
+
+        The ids are cut as in a rollout: prompt, reply with its end of turn, continuation, reply.
+
+        Raises:
+            DataError: as `continuation_ids`; or there is no assistant message.
+        """
+        dialogue, schemas = clean_messages(messages), clean_tools(tools)
+        ids: list[int] = []
+        mask: list[bool] = []
+        done = ""
+        for i, message in enumerate(dialogue):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(dialogue[:i], schemas)
+            after = self._render(dialogue[: i + 1], schemas, open_reply=False)
+            if not before.startswith(done) or not after.startswith(before):
+                raise DataError(_rewrites(dialogue[: i + 1]))
+            reply = after[len(before) :]
+            end = self._turn_text()
+            reply = reply[: reply.rindex(end) + len(end)] if end and end in reply else reply
+            for text, learnt in ((before[len(done) :], False), (reply, True)):
+                part = self._encode(text)
+                ids += part
+                mask += [learnt] * len(part)
+            done = before + reply
+        if not ids:
+            raise DataError("expected a dialogue with an assistant message, got none in it")
+        return ids, mask
+
+    def parse_reply(self, output_ids: Sequence[int]) -> Message:
+        """Return the assistant message that sampled ids stand for.
+
+        `content` is text; ``tool_calls`` is there only when all calls in it are well-formed, each
+        with an id of its own and its arguments as JSON text.
+        """
+        ids = list(output_ids)
+        while ids and ids[-1] in self.eos_token_ids:
+            ids.pop()
+        parsed = self._parse(self.decode(ids))
+        message: Message = {"role": "assistant", "content": parsed.content}
+        if parsed.calls:
+            message["tool_calls"] = [
+                {
+                    "id": f"call_{uuid4().hex[:24]}",
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
+                }
+                for call in parsed.calls
+            ]
+        return message
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens included."""
+        return cast("str", self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _after_reply(self, history: list[Message], new: list[Message], tools: Tools) -> str:
+        """What the template writes after the text of a reply that is followed by `new`."""
+        reply: Message = {"role": "assistant", "content": _REPLY}
+        before = self._render(history, tools)
+        whole = self._render([*history, reply, *new], tools, open_reply=bool(new))
+        if not whole.startswith(before) or whole.count(_REPLY) != 1:
+            raise DataError(_rewrites([*history, *new]))
+        return whole[whole.index(_REPLY) + len(_REPLY) :]
+
+    def _turn_text(self) -> str:
+        return "" if self._end_of_turn is None else self.decode([self._end_of_turn])
+
+    def _render(
+        self,
+        messages: list[Message],
+        tools: Tools,
+        *,
+        open_reply: bool = True,
+    ) -> str:
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, tools=cast("Any", tools), tokenize=False, add_generation_prompt=open_reply
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:
+            roles = [message["role"] for message in messages]
+            raise DataError(
+                f"the chat template refuses messages with the roles {roles}: {error}"
+            ) from error
+        return cast("str", text)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+
+def _rewrites(messages: Sequence[Mapping[str, Any]]) -> str:
+    roles = [message["role"] for message in messages]
+    return (
+        f"the chat template writes earlier messages differently once later ones are there (roles "
+        f"{roles}), so a reply cannot be continued token for token: use a template that only "
+        "appends"
+    )
