@@ -1,0 +1,232 @@
+"""A backend in a child process: the driver's loop stays free while the trainer computes."""
+
+import asyncio
+import logging
+import socket
+import sys
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor
+
+from areal_agent import errors
+from areal_agent.backends.base import LossSpec, StepResult
+from areal_agent.backends.frames import Frame, FrameReader, encode, pack_batch
+from areal_agent.children import ChildProcess
+from areal_agent.config.training import TrainEngineConfig
+from areal_agent.errors import ArealAgentError, LaunchError, TrainError
+from areal_agent.trajectory import RolloutBatch, TrainBatch
+
+logger = logging.getLogger(__name__)
+
+_DEATH_SECONDS = 5.0
+
+
+class ProcessBackend:
+    """A `BackendHandle` whose worker is one child process on this machine.
+
+    Calls run one at a time, in the order asked for. A cancelled call leaves the worker to finish
+    it; the next call waits for that. The worker's death fails the call that waits for it.
+    """
+
+    def __init__(
+        self,
+        config: TrainEngineConfig,
+        model: Path,
+        *,
+        total_optimizer_steps: int,
+        seed: int,
+        log: Path,
+        startup_timeout_seconds: float = 300.0,
+        command: Sequence[str] = (sys.executable, "-m", "areal_agent.backends.worker"),
+    ) -> None:
+        """Describe the worker.
+
+        Args:
+            config: settings of the trainer.
+            model: Hugging Face folder to start from.
+            total_optimizer_steps: length of the learning rate schedule.
+            seed: of the worker's random numbers.
+            log: file for what the worker prints.
+            startup_timeout_seconds: how long loading the model may take.
+            command: the worker's program; it gets the number of its socket as the last argument.
+        """
+        self._spec: dict[str, Any] = {
+            "config": config.model_dump(mode="json"),
+            "model": str(model),
+            "total_optimizer_steps": total_optimizer_steps,
+            "seed": seed,
+        }
+        self._threads = config.threads
+        self._log = log
+        self._startup_seconds = startup_timeout_seconds
+        self._command = list(command)
+        self._lock = asyncio.Lock()
+        self._next_id = 0
+        self._stack = AsyncExitStack()
+        self._child: ChildProcess | None = None
+        self._reader: FrameReader | None = None
+        self._writer: StreamWriter | None = None
+        self.busy_spans: list[tuple[float, float]] = []
+        """Start and end of each `logprobs` and `step`, in the worker, as ``time.time()``."""
+
+    async def __aenter__(self) -> Self:
+        """Start the worker and load the model.
+
+        Raises:
+            ConfigError: the worker refused the settings or the model folder.
+            TrainError: it died, or took longer than `startup_timeout_seconds`.
+        """
+        async with AsyncExitStack() as stack:
+            ours, theirs = socket.socketpair()
+            with theirs:
+                reader, self._writer = await _open_stream(ours, stack)
+                self._child = ChildProcess(
+                    "the trainer's worker",
+                    [*self._command, str(theirs.fileno())],
+                    log=self._log,
+                    env={"OMP_NUM_THREADS": str(self._threads)},
+                    pass_fds=(theirs.fileno(),),
+                )
+                await stack.enter_async_context(self._child)
+            self._reader = FrameReader(reader)
+            try:
+                async with asyncio.timeout(self._startup_seconds):
+                    await self._call(self._spec)
+            except TimeoutError:
+                raise TrainError(
+                    f"the trainer's worker did not load {self._spec['model']} within "
+                    f"{self._startup_seconds:g} s; {self._child.describe_log()}"
+                ) from None
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop the worker, whatever it is doing."""
+        await self._stack.aclose()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id."""
+        return self._entered().pid
+
+    async def wait_died(self) -> None:
+        """Watch the worker: returns once it was stopped by us.
+
+        Raises:
+            TrainError: it ended by itself.
+        """
+        try:
+            await self._entered().wait_died()
+        except LaunchError as error:
+            raise TrainError(str(error)) from None
+
+    async def logprobs(self, batch: RolloutBatch) -> Tensor:
+        """See `TrainBackend.logprobs`."""
+        values, tensors = pack_batch(batch)
+        answer = await self._call({"method": "logprobs", "batch": values}, tensors, busy=True)
+        return answer.tensors["logprobs"]
+
+    async def step(self, batch: TrainBatch, loss: LossSpec) -> StepResult:
+        """See `TrainBackend.step`."""
+        values, tensors = pack_batch(batch)
+        spec = {"name": loss.name, "settings": dict(loss.settings)}
+        header = {"method": "step", "batch": values, "loss": spec}
+        answer = (await self._call(header, tensors, busy=True)).header
+        return StepResult(applied=answer["applied"], metrics=answer["metrics"])
+
+    async def export(self, folder: Path) -> None:
+        """See `TrainBackend.export`."""
+        await self._call({"method": "export", "folder": _absolute(folder)})
+
+    async def save(self, folder: Path) -> None:
+        """See `TrainBackend.save`."""
+        await self._call({"method": "save", "folder": _absolute(folder)})
+
+    async def load(self, folder: Path) -> None:
+        """See `TrainBackend.load`."""
+        await self._call({"method": "load", "folder": _absolute(folder)})
+
+    async def _call(
+        self,
+        header: Mapping[str, Any],
+        tensors: Mapping[str, Tensor] | None = None,
+        *,
+        busy: bool = False,
+    ) -> Frame:
+        """Send one request and wait for its answer."""
+        child = self._entered()
+        if self._reader is None or self._writer is None:
+            raise TrainError("the trainer's worker is not connected: use it with `async with`")
+        async with self._lock:
+            call_id, self._next_id = self._next_id, self._next_id + 1
+            frame = Frame({"id": call_id, **header}, tensors or {})
+            data = await asyncio.to_thread(encode, frame)
+            try:
+                self._writer.write(data)
+                await self._writer.drain()
+                answer = await self._reader.read()
+                while answer.header["id"] != call_id:  # of a call that was cancelled
+                    answer = await self._reader.read()
+            except (OSError, EOFError) as error:
+                raise TrainError(await _describe_death(child)) from error
+        if busy:
+            start, end = answer.header["span"]
+            self.busy_spans.append((start, end))
+        if "error" in answer.header:
+            raise _revive(answer.header["error"])
+        return answer
+
+    def _entered(self) -> ChildProcess:
+        if self._child is None:
+            raise TrainError("the trainer's worker has not been started: use it with `async with`")
+        return self._child
+
+
+def _absolute(folder: Path) -> str:
+    return str(folder.absolute())
+
+
+async def _open_stream(
+    ours: socket.socket, stack: AsyncExitStack
+) -> tuple[StreamReader, StreamWriter]:
+    ours.setblocking(False)
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except BaseException:
+        ours.close()
+        raise
+    stack.callback(writer.close)
+    return reader, writer
+
+
+async def _describe_death(child: ChildProcess) -> str:
+    """Wait for the end of a worker that has closed its socket, and tell of it."""
+    try:
+        async with asyncio.timeout(_DEATH_SECONDS):
+            await child.wait_died()
+    except LaunchError as error:
+        return str(error)
+    except TimeoutError:
+        pass
+    return f"{child.name} closed its connection; {child.describe_end()}"
+
+
+def _revive(error: Mapping[str, str]) -> ArealAgentError:
+    """Make the exception that the worker named."""
+    kind = getattr(errors, error["type"], None)
+    if isinstance(kind, type) and issubclass(kind, ArealAgentError):
+        return kind(error["message"])
+    return TrainError(
+        f"the trainer's worker failed with {error['type']}: {error['message']}\n"
+        f"{error['traceback']}"
+    )
