@@ -11,4 +11,5 @@ class ConfigModel(BaseModel):
         extra="forbid",
         use_attribute_docstrings=True,
         allow_inf_nan=False,
+        ser_json_inf_nan="constants",
     )

@@ -31,7 +31,7 @@ _SCHEMA = {
 }
 _TAG = "tag:yaml.org,2002:"
 _CONSTRUCT: Mapping[str, Callable[[str], Any]] = {
-    "str": str,
+    "str": lambda text: text.encode().decode(),  # refuses half a surrogate pair
     "null": lambda text: None,
     "bool": lambda text: text.lower() == "true",
     "int": int,
@@ -185,6 +185,10 @@ class _Reader:
             return self.scalar(node)
         if node in self._open:
             raise ConfigError(f"{self._at(node.start_mark)}: an anchor contains itself")
+        if node.tag not in (_TAG + "map", _TAG + "seq"):
+            raise ConfigError(
+                f"{self._at(node.start_mark)}: expected plain YAML, got the tag {node.tag!r}"
+            )
         self._open.append(node)
         try:
             if isinstance(node, yaml.MappingNode):
