@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from areal_agent.errors import ArealAgentError
+from areal_agent.errors import ArealAgentError, ConfigError
 
 app = typer.Typer(
     name="areal-agent",
@@ -28,6 +28,10 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", help="Settings to replace: a.b=c.", show_default=False),
 ]
+
+DType = Literal["float32", "bfloat16"]
+Device = Literal["auto", "cpu", "cuda"]
+UpdateMode = Literal["keep", "recompute", "abort"]
 
 
 @app.command()
@@ -52,12 +56,92 @@ def train(
 
 @app.command()
 def serve(
-    model: Annotated[str, typer.Argument(help="Hugging Face folder or builtin:NAME.")],
+    model: Annotated[
+        str, typer.Argument(help="Hugging Face folder, or builtin:NAME.", show_default=False)
+    ],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.")] = 8000,
+    served_model_name: Annotated[
+        str | None, typer.Option(help="Name that clients use; the folder's by default.")
+    ] = None,
+    max_running_requests: Annotated[int, typer.Option(help="Requests decoded together.")] = 128,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Most tokens of prompt and reply; the model's by default.")
+    ] = None,
+    dtype: Annotated[DType, typer.Option(help="Precision of weights and cache.")] = "float32",
+    device: Annotated[Device, typer.Option(help="Where the model runs.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    weight_update: Annotated[
+        UpdateMode, typer.Option(help="What running requests do when weights are updated.")
+    ] = "keep",
+    tool_parser: Annotated[
+        str | None, typer.Option(help="How tool calls are read; the model's own by default.")
+    ] = None,
+    ready_file: Annotated[
+        Path | None, typer.Option(help="Written once the server answers, as JSON.")
+    ] = None,
+    instance_id: Annotated[
+        str | None, typer.Option(help="What /health says of itself; random by default.")
+    ] = None,
 ) -> None:
-    """Serve a model over the OpenAI protocol."""
-    raise NotImplementedError
+    """Serve a model over the OpenAI protocol.
+
+    AREAL_AGENT_CONTROL_KEY guards the control routes (without it a random key is made and printed
+    once); AREAL_AGENT_API_KEY guards the others (without it they are open).
+    """
+    from areal_agent.inference.embedded import ServeSettings, serve  # noqa: PLC0415
+    from areal_agent.models.load import resolve_model  # noqa: PLC0415
+
+    given: dict[str, Any] = {} if instance_id is None else {"instance_id": instance_id}
+    settings = ServeSettings(
+        model=resolve_model(model),
+        host=host,
+        port=port,
+        served_model_name=served_model_name,
+        max_running_requests=max_running_requests,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+        threads=threads,
+        weight_update=weight_update,
+        tool_parser=tool_parser,
+        ready_file=ready_file,
+        **given,
+    )
+    serve(settings)
+
+
+@app.command("config")
+def show_config(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="Settings file (YAML).")
+    ] = None,
+    overrides: Overrides = None,
+    json: Annotated[bool, typer.Option("--json", help="Print values and origins as JSON.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of settings files.")
+    ] = False,
+) -> None:
+    """Print the resolved settings and where each value comes from."""
+    import json as json_module  # noqa: PLC0415
+
+    from areal_agent.config.load import load_config  # noqa: PLC0415
+    from areal_agent.config.render import (  # noqa: PLC0415
+        config_as_json,
+        json_schema,
+        render_config,
+    )
+
+    if schema:
+        typer.echo(json_module.dumps(json_schema(), indent=2))
+        return
+    if config is None:
+        raise ConfigError("expected a settings file: areal-agent config CONFIG, or --schema")
+    loaded = load_config(config, overrides or [])
+    if json:
+        typer.echo(json_module.dumps(config_as_json(loaded), indent=2))
+    else:
+        typer.echo(render_config(loaded), nl=False)
 
 
 def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
