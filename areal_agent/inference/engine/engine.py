@@ -1,0 +1,302 @@
+"""The embedded engine as the event loop sees it: submit, stream, pause, update, score."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+from areal_agent.config.inference import WeightUpdateMode
+from areal_agent.errors import EngineFault, WeightUpdateError
+from areal_agent.inference.engine.detokenize import Decode, StopMatcher
+from areal_agent.inference.engine.loop import DecodeLoop
+from areal_agent.inference.engine.request import GenerateRequest, Generation, Sequence
+from areal_agent.inference.engine.runner import Runner
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+PauseMode = Literal["abort", "keep"]
+Part = tuple[list[int], list[float], list[int]]
+"""Token ids, logprobs and versions that came since the last part."""
+
+
+class Ticket:
+    """A request in flight. Await `result()`, or iterate over `parts()` first."""
+
+    def __init__(self, engine: "Engine", done: asyncio.Future[Generation]) -> None:
+        self._engine = engine
+        self._done = done
+        self._parts: asyncio.Queue[Part | None] = asyncio.Queue()
+        self.sequence: Sequence | None = None
+
+    async def result(self) -> Generation:
+        """Wait for the end.
+
+        Raises:
+            EngineFault: the engine broke or was stopped.
+        """
+        return await self._done
+
+    async def parts(self) -> AsyncGenerator[Part]:
+        """Yield tokens as they come; ends with the request. Needs `stream=True`."""
+        while (part := await self._parts.get()) is not None:
+            yield part
+
+    def cancel(self) -> None:
+        """Let the engine drop the request; `result()` then gives what there was."""
+        if not self._done.done() and self.sequence is not None:
+            self._engine.cancel(self.sequence)
+
+    def feed(self, part: Part) -> None:
+        self._parts.put_nowait(part)
+
+    def settle(self, generation: Generation) -> None:
+        if not self._done.done():
+            self._done.set_result(generation)
+        self._parts.put_nowait(None)
+
+    def fail(self, error: BaseException) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+            self._done.exception()  # a caller who has left does not make it "never retrieved"
+        self._parts.put_nowait(None)
+
+
+class Engine:
+    """Samples tokens from one model with continuous batching.
+
+    Constructed means inert; entered means that a thread decodes. All methods belong to the event
+    loop that entered it.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        decode: Decode,
+        max_running: int = 128,
+        max_model_len: int = 2048,
+        weight_update: WeightUpdateMode = "keep",
+        version: int = 0,
+    ) -> None:
+        self._runner = runner
+        self._decode_ids = decode
+        self._weight_update: WeightUpdateMode = weight_update
+        self._events: deque[Callable[[], None]] = deque()
+        self._open: set[Ticket] = set()
+        self._pending: set[asyncio.Future[Any]] = set()
+        self._updating = asyncio.Lock()
+        self._stack = ExitStack()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._preparer: ThreadPoolExecutor | None = None
+        self._core = DecodeLoop(runner, max_running=max_running, version=version, flush=self._flush)
+        self.max_model_len = max_model_len
+        self.vocab_size = runner.vocab_size
+
+    # --- facts ------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that the next token will be sampled from."""
+        return self._core.version
+
+    @property
+    def paused(self) -> bool:
+        return self._core.paused
+
+    @property
+    def fault(self) -> BaseException | None:
+        """What broke the engine, or None."""
+        return self._core.fault
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges, for `/control/stats` and `/metrics`."""
+        core = self._core
+        return {
+            **core.meters.snapshot(),
+            "running": len(core.scheduler.running),
+            "waiting": len(core.scheduler.waiting),
+            "version": core.version,
+            "paused": core.paused,
+        }
+
+    def busy_spans(self) -> list[tuple[float, float]]:
+        """Recent intervals in which tokens were computed."""
+        return self._core.meters.spans()
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    def submit(self, request: GenerateRequest, *, stream: bool = False) -> Ticket:
+        """Queue a request whose ids and settings are known to be valid.
+
+        Raises:
+            EngineFault: the engine has broken or is not running.
+        """
+        ticket = Ticket(self, self._running_loop().create_future())
+        stop = request.params.stop
+
+        def done(generation: Generation) -> None:
+            self._events.append(lambda: self._settle(ticket, generation))
+
+        def tokens(ids: list[int], logprobs: list[float], versions: list[int]) -> None:
+            self._events.append(lambda: ticket.feed((ids, logprobs, versions)))
+
+        sequence = Sequence(
+            request,
+            limit=min(len(request.prompt) + request.params.max_tokens, self.max_model_len),
+            on_done=done,
+            on_tokens=tokens if stream else None,
+            matcher=StopMatcher(self._decode_ids, stop) if stop else None,
+        )
+        ticket.sequence = sequence
+        self._core.post(lambda: self._core.submit(sequence))
+        self._open.add(ticket)
+        return ticket
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Drop a request; called through its ticket."""
+        if self._core.fault is None:
+            self._core.post(lambda: self._core.cancel(sequence))
+
+    async def abort(self, request_ids: list[str] | None = None) -> int:
+        """End requests, all for None, with what they have; returns how many."""
+        ids = None if request_ids is None else frozenset(request_ids)
+        return await self._ask(lambda: self._core.abort(ids))
+
+    # --- control ----------------------------------------------------------------------------------
+
+    async def pause(self, mode: PauseMode = "keep") -> None:
+        """Stop decoding; new requests queue. `abort` ends those that have begun."""
+
+        def command() -> None:
+            self._core.paused = True
+            if mode == "abort":
+                self._core.abort(waiting=False)
+
+        await self._ask(command)
+
+    async def resume(self) -> None:
+        """Go on decoding."""
+
+        def command() -> None:
+            self._core.paused = False
+
+        await self._ask(command)
+
+    async def update_weights(
+        self, folder: Path, version: int, mode: WeightUpdateMode | None = None
+    ) -> int:
+        """Serve the weights in `folder` as `version`; decoding goes on while they are read.
+
+        Raises:
+            WeightUpdateError: they cannot be served; the old ones still are.
+            EngineFault: the engine has broken.
+        """
+        async with self._updating:
+            self._check_version(version)
+            weights = await self._running_loop().run_in_executor(
+                self._preparer, self._runner.prepare, folder
+            )
+            await self._ask(
+                lambda: self._core.install(weights, version, mode or self._weight_update)
+            )
+        logger.info("serving weights of version %d", version)
+        return version
+
+    def _check_version(self, version: int) -> None:
+        if version < self.version:
+            raise WeightUpdateError(
+                f"expected version {self.version} or later, got {version}: versions never go back; "
+                "start a new server to serve older weights"
+            )
+
+    async def score(
+        self, rows: list[list[int]], temperature: float
+    ) -> tuple[list[list[float]], int]:
+        """Logprobs of given ids under the current weights, and their version."""
+        return await self._ask(lambda: self._core.score(rows, temperature))
+
+    # --- lifetime ---------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        """Start the decoding thread."""
+        self._loop = asyncio.get_running_loop()
+        self._preparer = self._stack.enter_context(ThreadPoolExecutor(1, "areal-weights"))
+        decoder = self._stack.enter_context(ThreadPoolExecutor(1, "areal-engine"))
+        self._stack.callback(self._core.stop)
+        future = decoder.submit(self._core.run)
+        future.add_done_callback(lambda f: self._post_to_loop(lambda: self._ended(f.exception())))
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Fail what is in flight and join the threads."""
+        self._core.stop()
+        self._fail_all(EngineFault("the engine has been stopped"))
+        await asyncio.to_thread(self._stack.close)
+
+    # --- between the threads ----------------------------------------------------------------------
+
+    async def _ask(self, command: Callable[[], T]) -> T:
+        """Run a command in the decoding thread, between steps, and wait for its result."""
+        loop = self._running_loop()
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def run() -> None:
+            result = command()
+            self._events.append(lambda: None if answer.done() else answer.set_result(result))
+
+        self._core.post(run)
+        self._pending.add(answer)
+        try:
+            return await answer
+        finally:
+            self._pending.discard(answer)
+
+    def _flush(self) -> None:
+        """Called by the decoding thread after each step."""
+        if self._events:
+            self._post_to_loop(self._deliver)
+
+    def _deliver(self) -> None:
+        while self._events:
+            self._events.popleft()()
+
+    def _settle(self, ticket: Ticket, generation: Generation) -> None:
+        self._open.discard(ticket)
+        ticket.settle(generation)
+
+    def _ended(self, error: BaseException | None) -> None:
+        self._deliver()
+        if error is not None:
+            logger.error("the engine has broken; every waiting request fails", exc_info=error)
+            fault = EngineFault(f"the engine has broken: {type(error).__name__}: {error}")
+            fault.__cause__ = error
+            self._fail_all(fault)
+
+    def _fail_all(self, error: EngineFault) -> None:
+        for ticket in list(self._open):
+            ticket.fail(error)
+        self._open.clear()
+        for answer in list(self._pending):
+            if not answer.done():
+                answer.set_exception(error)
+
+    def _post_to_loop(self, callback: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(callback)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise EngineFault("the engine is not running: enter it with `async with` first")
+        return self._loop

@@ -1,0 +1,1 @@
+"""The HTTP side of the embedded server: OpenAI's routes, control routes, metrics."""

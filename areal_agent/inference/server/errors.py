@@ -1,0 +1,45 @@
+"""Errors as answers: OpenAI's shape, for every route."""
+
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+
+from areal_agent.errors import EngineFault, InferenceError, WeightUpdateError
+
+
+class ApiError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int = 400,
+        param: str | None = None,
+        type: str = "invalid_request_error",
+        code: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": type, "param": param, "code": code}}
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """Answer with JSON bytes."""
+    return Response(orjson.dumps(body), status, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    """Answer with an error."""
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return Response(orjson.dumps(error.body), error.status, headers, "application/json")
+
+
+def as_api_error(error: InferenceError) -> ApiError:
+    """What a client is told of an error of the engine."""
+    if isinstance(error, WeightUpdateError):
+        return ApiError(str(error), status=409, code="weight_update_failed")
+    if isinstance(error, EngineFault):
+        return ApiError(str(error), status=503, type="server_error", code="engine_fault")
+    return ApiError(str(error), status=500, type="server_error")
