@@ -82,10 +82,8 @@ class RolloutExecutor:
         self._again: deque[PromptItem] = deque()
         self._progress = asyncio.Event()
         self._exhausted = False
-        self._held = False
-        self._wake_feeder = asyncio.Event()
-        self._swept_at = -1
-        self._unswept = False
+        self._held: PromptItem | None = None
+        self._more = asyncio.Event()
         self._error: RolloutError | None = None
         self._counts: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
@@ -114,7 +112,9 @@ class RolloutExecutor:
         try:
             await group.__aexit__(exc_type, exc, traceback)
         except BaseExceptionGroup as error:
-            raise first_error(error) from error
+            first = first_error(error)
+            if first is not exc:
+                raise first from error
 
     async def next_batch(self) -> GroupBatch | None:
         """Wait for a batch of groups that are fresh enough, and take it.
@@ -128,7 +128,6 @@ class RolloutExecutor:
         """
         size = self._config.consumer_batch_size
         while True:
-            self._sweep()
             if len(self._buffer) >= size:
                 return self._take(size)
             if self._error is not None:
@@ -149,8 +148,9 @@ class RolloutExecutor:
         self._gate.pause()
 
     def resume(self) -> None:
-        """Start groups again."""
-        self._gate.resume()
+        """Start groups again, unless a budget was used up."""
+        if self._error is None:
+            self._gate.resume()
 
     def stats(self) -> RolloutStats:
         """Return counts for the display."""
@@ -202,32 +202,32 @@ class RolloutExecutor:
 
     async def _feed(self) -> None:
         orders = itertools.count()
-        while self._error is None:
-            item = self._next_item(orders)
-            if item is None:
+        while True:
+            if self._held is None and not self._exhausted:
+                self._held = self._next_item(orders)
+            if self._held is None and not self._again:
                 self._progress.set()
-                self._wake_feeder.clear()
-                await self._wake_feeder.wait()
+                self._more.clear()
+                await self._more.wait()
                 continue
-            self._held = True
             await self._gate.admit()
-            self._held = False
-            if self._error is None:
-                self._start(self._run_group(item))
-            else:
-                self._release(0)
+            self._start(self._run_group(self._chosen()))
 
     def _next_item(self, orders: Iterator[int]) -> PromptItem | None:
-        if self._again:
-            return self._again.popleft()
-        if self._exhausted:
-            return None
         prompt = next(self._sampler, None)
         if prompt is None:
             self._exhausted = True
             return None
         prompt_id, epoch, index, data = prompt
         return PromptItem(next(orders), prompt_id, epoch, index, data)
+
+    def _chosen(self) -> PromptItem:
+        """Return what is issued again before what is new."""
+        if self._again:
+            return self._again.popleft()
+        item, self._held = self._held, None
+        assert item is not None
+        return item
 
     async def _run_group(self, item: PromptItem) -> None:
         done = 0
@@ -285,8 +285,11 @@ class RolloutExecutor:
             self._gate.accept()
             self._counts["accepted"] += 1
             self._budget.usable()
-            self._buffer.put(Finished(item, run, group))
-            self._unswept = True
+            finished = Finished(item, run, group)
+            if finished.age(self._gate.version) > self._config.max_head_offpolicyness:
+                self._give_back(finished)
+            else:
+                self._buffer.put(finished)
         else:
             self._gate.reject()
             self._counts["dropped"] += 1
@@ -311,22 +314,26 @@ class RolloutExecutor:
         if self._error is None:
             self._error = self._budget.verdict()
             if self._error is not None:
-                self._wake_feeder.set()
+                self._gate.pause()
                 self._progress.set()
 
     def _sweep(self) -> None:
-        if self._swept_at == self._gate.version and not self._unswept:
-            return
-        self._swept_at, self._unswept = self._gate.version, False
-        swept = self._buffer.sweep(self._gate.version, self._config.max_head_offpolicyness)
-        for old in swept:
-            self._gate.sweep()
-            self._counts["accepted"] -= 1
-            self._counts["swept"] += 1
-            self._again.append(replace(old.item, attempt=old.item.attempt + 1))
-        if swept:
-            logger.info("swept %d groups that were too old, issued again", len(swept))
-            self._wake_feeder.set()
+        version, bound = self._gate.version, self._config.max_head_offpolicyness
+        for old in self._buffer.sweep(version, bound):
+            self._give_back(old)
+
+    def _give_back(self, old: Finished) -> None:
+        """Too old to be consumed: free its place and issue its prompt again."""
+        logger.info(
+            "prompt %s is %d versions old, issued again",
+            old.item.prompt_id,
+            old.age(self._gate.version),
+        )
+        self._gate.sweep()
+        self._counts["accepted"] -= 1
+        self._counts["swept"] += 1
+        self._again.append(replace(old.item, attempt=old.item.attempt + 1))
+        self._more.set()
 
     def _take(self, n: int) -> GroupBatch:
         taken = self._buffer.take(n)
