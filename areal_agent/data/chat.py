@@ -153,10 +153,7 @@ class ChatFormat:
         `content` is text; ``tool_calls`` is there only when all calls in it are well-formed, each
         with an id of its own and its arguments as JSON text.
         """
-        ids = list(output_ids)
-        while ids and ids[-1] in self.eos_token_ids:
-            ids.pop()
-        parsed = self._parse(self.decode(ids))
+        parsed = self._parse(self.reply_text(output_ids))
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.calls:
             message["tool_calls"] = [
@@ -168,6 +165,13 @@ class ChatFormat:
                 for call in parsed.calls
             ]
         return message
+
+    def reply_text(self, output_ids: Sequence[int]) -> str:
+        """Text of a sampled reply, without the end of turn."""
+        ids = list(output_ids)
+        while ids and ids[-1] in self.eos_token_ids:
+            ids.pop()
+        return self.decode(ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""

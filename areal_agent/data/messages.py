@@ -26,6 +26,20 @@ def clean_messages(messages: object) -> list[Message]:
     return [_clean_message(m, i) for i, m in enumerate(_sequence(messages, "messages"))]
 
 
+def row_messages(row: Mapping[str, Any]) -> list[Message]:
+    """Return the messages of a dataset row.
+
+    Raises:
+        DataError: the row has no column ``messages``, or it holds none.
+    """
+    if row.get("messages") is None:
+        raise DataError(
+            f"expected a row with the column 'messages', got {sorted(row)}: make it a list such as "
+            '[{"role": "user", "content": "..."}]'
+        )
+    return clean_messages(row["messages"])
+
+
 def clean_tools(tools: object) -> Tools:
     """Return tool schemas without null padding; None when there is no tool.
 
