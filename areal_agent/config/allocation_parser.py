@@ -138,9 +138,10 @@ class _Parser:
         return name
 
     def flat(self, backend: str, start: int) -> ParallelStrategy:
+        self.peek()
+        at = self.position
         if self.match(r"attn|ffn"):
-            self.position -= 3
-            self.fail(f"expected '(' before the parts: {backend}:(attn:...|ffn:...)")
+            self.fail(f"expected '(' before the parts: {backend}:(attn:...|ffn:...)", at)
         sizes = self.sizes(backend, BACKENDS[backend].dimensions)
         return self.strategy(sizes, start)
 
