@@ -32,7 +32,6 @@ class StatsLogger:
         """Global step of the last line; -1 when there is none."""
         self._seen_at_start = -1
         self._file: BinaryIO | None = None
-        self._end = 0
         self._pending = b""
 
     async def __aenter__(self) -> Self:
@@ -85,9 +84,9 @@ class StatsLogger:
         self._file = self.path.open("a+b", buffering=0)
         self._file.seek(0)
         text = self._file.read()
-        self._end = text.rfind(b"\n") + 1
-        self._file.truncate(self._end)
-        steps = [_step_of(line) for line in text[: self._end].splitlines()]
+        end = text.rfind(b"\n") + 1
+        self._file.truncate(end)
+        steps = [_step_of(line) for line in text[:end].splitlines()]
         self.last_step = self._seen_at_start = max(steps, default=-1)
 
     def _write(self) -> None:
@@ -96,7 +95,7 @@ class StatsLogger:
         try:
             while self._pending:
                 n = self._file.write(self._pending)
-                self._pending, self._end = self._pending[n:], self._end + n
+                self._pending = self._pending[n:]
         except OSError as error:
             logger.warning("metrics could not be written to %s: %s", self.path, error)
 
