@@ -1,0 +1,197 @@
+"""The servers' control routes: pause, resume, weights, counts. Every call is bounded in time."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import httpx
+import orjson
+
+from areal_agent.aio import collect
+from areal_agent.config.inference import WeightUpdateMode
+from areal_agent.errors import EngineFault, InferenceError, ServerError, WeightUpdateError
+from areal_agent.inference.openai import error_text
+from areal_agent.inference.pool import Replica, ReplicaPool
+
+logger = logging.getLogger(__name__)
+
+
+class ControlPlane:
+    """Speaks to every replica that is up, at once."""
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        client: Callable[[], httpx.AsyncClient],
+        *,
+        control_key: str,
+        timeout_seconds: float,
+        update_timeout_seconds: float,
+    ) -> None:
+        self._pool = pool
+        self._client = client
+        self._headers = {"authorization": f"Bearer {control_key}"}
+        self._timeout = timeout_seconds
+        self._update_timeout = update_timeout_seconds
+
+    async def health(self, replica: Replica) -> dict[str, Any]:
+        """Return a replica's health, checked to come from the process it should.
+
+        Raises:
+            ServerError: it cannot be reached, or another server answers at its address.
+            EngineFault: its engine broke.
+        """
+        health = await self._call(replica, "GET", "/health", fault_is_an_answer=True)
+        if health.get("status") == "fault":
+            raise EngineFault(f"the engine at {replica.url} broke: {health.get('reason')}")
+        if replica.instance_id is not None and health.get("instance_id") != replica.instance_id:
+            raise ServerError(
+                f"expected the server {replica.instance_id!r} at {replica.url}, got "
+                f"{health.get('instance_id')!r}: another process took its address"
+            )
+        return health
+
+    async def pause(self, mode: Literal["abort", "keep"]) -> None:
+        """Pause every replica, or raise."""
+        await collect(
+            self._call(replica, "POST", "/control/pause", {"mode": mode})
+            for replica in self._pool.up
+        )
+
+    async def resume(self) -> None:
+        """Resume every replica; one that cannot be is down, and its requests move."""
+
+        async def one(replica: Replica) -> None:
+            try:
+                await self._call(replica, "POST", "/control/resume", {})
+            except InferenceError as error:
+                logger.error("%s was not resumed and gets no more requests: %s", replica.url, error)
+                self._pool.mark_down(replica, error)
+
+        await collect(one(replica) for replica in self._pool.up)
+
+    async def stats(self) -> dict[str, dict[str, Any]]:
+        """Return each replica's counts, by URL; those of a replica that does not answer are {}."""
+
+        async def one(replica: Replica) -> dict[str, Any]:
+            try:
+                return await self._call(replica, "GET", "/control/stats")
+            except InferenceError as error:
+                logger.warning("no counts from %s: %s", replica.url, error)
+                return {}
+
+        up = self._pool.up
+        counts = await collect(one(replica) for replica in up)
+        return {replica.url: found for replica, found in zip(up, counts, strict=True)}
+
+    async def update_weights(
+        self,
+        path: Path,
+        version: int,
+        *,
+        mode: WeightUpdateMode | None,
+        previous: tuple[Path, int] | None,
+    ) -> None:
+        """Load `path` on every replica that is up; on a failure put `previous` back everywhere.
+
+        Raises:
+            WeightUpdateError: naming each replica that failed and its reply.
+        """
+        up = self._pool.up
+        if not up:
+            raise WeightUpdateError(f"cannot load {path} as version {version}: no replica is left")
+        failures = await collect(self._load(replica, path, version, mode) for replica in up)
+        failed = {r: error for r, error in zip(up, failures, strict=True) if error is not None}
+        if not failed:
+            return
+        await self._roll_back(up, failed, version, mode, previous)
+        await self.resume()
+        raise WeightUpdateError(
+            f"version {version} was not loaded from {path} and is served nowhere: "
+            + "; ".join(f"{replica.url}: {error}" for replica, error in failed.items())
+        )
+
+    async def _load(
+        self, replica: Replica, path: Path, version: int, mode: WeightUpdateMode | None
+    ) -> InferenceError | None:
+        body = {"path": str(path), "version": version, "mode": mode}
+        try:
+            reply = await self._call(
+                replica, "POST", "/control/update_weights", body, timeout=self._update_timeout
+            )
+        except InferenceError as error:
+            return error
+        if reply.get("version") != version:
+            return ServerError(f"expected version {version} after the update, got {reply!r}")
+        return None
+
+    async def _roll_back(
+        self,
+        up: Sequence[Replica],
+        failed: dict[Replica, InferenceError],
+        version: int,
+        mode: WeightUpdateMode | None,
+        previous: tuple[Path, int] | None,
+    ) -> None:
+        """Whoever has the new weights, or may get them yet, gets the old ones back."""
+
+        async def one(replica: Replica) -> None:
+            if replica in failed and await self._version(replica) not in (version, None):
+                return
+            if previous is None:
+                error: InferenceError | None = ServerError("the weights before are not known")
+            else:
+                error = await self._load(replica, *previous, mode)
+            if error is not None:
+                logger.error("%s could not go back: %s", replica.url, error)
+                why = ServerError(f"{replica.url} may serve version {version} alone: {error}")
+                self._pool.mark_down(replica, why)
+
+        await collect(one(replica) for replica in up)
+
+    async def _version(self, replica: Replica) -> int | None:
+        """Return what a replica serves, None when it does not say."""
+        try:
+            reply = await self._call(replica, "GET", "/control/version")
+        except InferenceError:
+            return None
+        return cast("int | None", reply.get("version"))
+
+    async def _call(
+        self,
+        replica: Replica,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        fault_is_an_answer: bool = False,
+    ) -> dict[str, Any]:
+        url = replica.url + path
+        seconds = self._timeout if timeout is None else timeout
+        try:
+            async with asyncio.timeout(seconds):
+                response = await self._send(method, url, body)
+        except TimeoutError as error:
+            raise ServerError(f"{url} did not answer within {seconds:g} s") from error
+        except (httpx.TransportError, OSError) as error:
+            raise ServerError(
+                f"{url} cannot be reached: {type(error).__name__}: {error}"
+            ) from error
+        if response.is_error and not (fault_is_an_answer and response.status_code == 503):
+            raise ServerError(f"{url} answered {response.status_code}: {error_text(response)}")
+        try:
+            return cast("dict[str, Any]", orjson.loads(response.content or b"{}"))
+        except orjson.JSONDecodeError as error:
+            raise ServerError(f"{url} answered {response.content[:200]!r}, not JSON") from error
+
+    async def _send(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
+        """Send; a dropped idle socket is tried once more, as every control call may be repeated."""
+        content = None if body is None else orjson.dumps(body)
+        headers = {**self._headers, "content-type": "application/json"}
+        try:
+            return await self._client().request(method, url, content=content, headers=headers)
+        except (httpx.TransportError, OSError):
+            return await self._client().request(method, url, content=content, headers=headers)

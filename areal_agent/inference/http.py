@@ -1,0 +1,304 @@
+"""An inference engine behind HTTP: one or more replicas of the embedded server."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import orjson
+
+from areal_agent.aio import collect, run_shielded
+from areal_agent.config.inference import WeightUpdateMode
+from areal_agent.data.seeds import derive_seed
+from areal_agent.errors import InferenceError, RequestError, ServerError, WeightUpdateError
+from areal_agent.inference.calls import Caller, backoff_seconds
+from areal_agent.inference.control import ControlPlane
+from areal_agent.inference.openai import COMPLETIONS, Segment, completion_body, read_completion
+from areal_agent.inference.pool import ReplicaPool
+from areal_agent.net.clients import HttpClients
+from areal_agent.types import ModelRequest, ModelResponse
+
+
+@dataclass(frozen=True, slots=True)
+class HttpTimeouts:
+    """How long calls may take."""
+
+    request_seconds: float = 600.0
+    """Total deadline of one `agenerate` or `score`, retries included."""
+    control_seconds: float = 30.0
+    """Of one control call."""
+    update_seconds: float = 300.0
+    """Of loading weights on one replica."""
+    retry_seconds: float = 30.0
+    """How long failures in a row are retried."""
+
+
+class HttpInferenceEngine:
+    """Samples from replicas over HTTP, and loads weights into all of them together.
+
+    Requests with one `rid` go to one replica. A reply that the server interrupts is resumed, with
+    what is left of its budget, until it ends by itself.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        *,
+        clients: HttpClients,
+        model: str,
+        control_key: str,
+        weights: Path | None = None,
+        instance_ids: Sequence[str] | None = None,
+        update_mode: WeightUpdateMode | None = None,
+        timeouts: HttpTimeouts | None = None,
+    ) -> None:
+        """Wire things up; nothing is sent before the engine is entered.
+
+        Args:
+            urls: one a replica; see `areal_agent.net.clients.server_url`.
+            clients: owned by the run, open while the engine is.
+            model: the name that the servers give to the model.
+            control_key: opens the servers' control routes.
+            weights: the folder that the servers loaded at their start. Without it a first update
+                that some replicas refuse cannot be undone on the others.
+            instance_ids: who must answer at each URL. None takes whoever answers.
+            update_mode: what running requests do at an update; None leaves it to the servers.
+            timeouts: None takes the defaults.
+        """
+        timeouts = timeouts or HttpTimeouts()
+        self._model = model
+        self._weights = weights
+        self._update_mode: WeightUpdateMode | None = update_mode
+        self._request_timeout = timeouts.request_seconds
+        self._pool = ReplicaPool(urls)
+        if instance_ids is not None:
+            for replica, name in zip(self._pool.replicas, instance_ids, strict=True):
+                replica.instance_id = name
+        self._caller = Caller(
+            self._pool, lambda: clients.get("generate"), retry_seconds=timeouts.retry_seconds
+        )
+        self._control = ControlPlane(
+            self._pool,
+            lambda: clients.get("control"),
+            control_key=control_key,
+            timeout_seconds=timeouts.control_seconds,
+            update_timeout_seconds=timeouts.update_seconds,
+        )
+        self._control_headers = {"authorization": f"Bearer {control_key}"}
+        self._version = 0
+        self._pauses = 0
+        self._open = asyncio.Event()
+        self._entered = False
+        self._deadlines: set[asyncio.Timeout] = set()
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that every replica has."""
+        return self._version
+
+    @property
+    def n_running(self) -> int:
+        """Requests in flight, over all replicas."""
+        return sum(replica.running for replica in self._pool.replicas)
+
+    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+        """Sample one continuation; see `InferenceEngine.agenerate`.
+
+        A reply in several segments is judged anew by the server in each: a stop string across the
+        seam is not seen, and the frequency penalty counts from the seam.
+        """
+        gconfig = request.gconfig
+        if gconfig.n_samples != 1:
+            raise ValueError(
+                f"expected n_samples 1 in a ModelRequest, got {gconfig.n_samples}: call agenerate "
+                "once for each sample"
+            )
+        n_prompt = len(request.input_ids)
+        budget = min(gconfig.max_tokens - n_prompt, gconfig.max_new_tokens)
+        if budget < 1:
+            raise RequestError(
+                f"no budget for a reply: the prompt has {n_prompt} tokens and gconfig.max_tokens "
+                f"is {gconfig.max_tokens}; shorten the prompt or raise max_tokens"
+            )
+        now = asyncio.get_running_loop().time
+        started = now()
+        async with self._deadline(f"request {request.rid}"):
+            with self._pool.conversation(request.rid):
+                reply = await self._sample(request, budget)
+        return ModelResponse(
+            input_tokens=list(request.input_ids),
+            output_tokens=reply.ids,
+            output_logprobs=reply.logprobs,
+            output_versions=reply.versions,
+            stop_reason=reply.stop_reason,
+            latency_seconds=now() - started,
+        )
+
+    async def _sample(self, request: ModelRequest, budget: int) -> Segment:
+        """Ask until the reply is whole; its stop reason is never ``abort``."""
+        prompt = list(request.input_ids)
+        whole = Segment([], [], [], "abort")
+        segments = fruitless = 0
+        while True:
+            await self._open.wait()
+            part = await self._segment(request, prompt + whole.ids, budget, whole, segments)
+            segments += 1
+            whole = Segment(
+                whole.ids + part.ids,
+                whole.logprobs + part.logprobs,
+                whole.versions + part.versions,
+                part.stop_reason,
+            )
+            if part.stop_reason != "abort":
+                return whole
+            if len(whole.ids) >= budget:
+                return Segment(whole.ids, whole.logprobs, whole.versions, "length")
+            fruitless = 0 if part.ids else fruitless + 1
+            if fruitless:
+                await asyncio.sleep(backoff_seconds(fruitless))
+
+    async def _segment(
+        self, request: ModelRequest, prompt: list[int], budget: int, whole: Segment, number: int
+    ) -> Segment:
+        seed, done = request.gconfig.seed, len(whole.ids)
+        if seed is not None and number:
+            # The server counts a reply's places from 0: the same seed would repeat its draws.
+            seed = derive_seed(seed, "segment", number)
+        version = self._version
+        body = completion_body(
+            prompt,
+            request.gconfig,
+            model=self._model,
+            max_new_tokens=budget - done,
+            min_new_tokens=max(request.gconfig.min_new_tokens - done, 0),
+            seed=seed,
+            request_id=uuid.uuid4().hex,
+            cache_key=request.rid,
+        )
+        content = await self._caller.post(COMPLETIONS, body, rid=request.rid)
+        return read_completion(content, max_new_tokens=budget - done, version=version)
+
+    async def score(
+        self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0
+    ) -> list[list[float]]:
+        """See `InferenceEngine.score`."""
+        body = orjson.dumps({"rows": [list(row) for row in rows], "temperature": temperature})
+        async with self._deadline("score"):
+            content = await self._caller.post("/control/score", body, headers=self._control_headers)
+        try:
+            return cast("list[list[float]]", orjson.loads(content)["logprobs"])
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise ServerError(f"expected logprobs from score, got {content[:200]!r}") from error
+
+    async def update_weights(self, path: Path, version: int) -> None:
+        """See `InferenceEngine.update_weights`.
+
+        When a replica fails, those that have the new weights load the previous folder again; one
+        that cannot gets no more requests.
+        """
+        if version <= self._version:
+            raise WeightUpdateError(
+                f"expected a version above {self._version}, got {version}: versions only grow"
+            )
+        previous = None if self._weights is None else (self._weights, self._version)
+        await self._control.update_weights(path, version, mode=self._update_mode, previous=previous)
+        self._version, self._weights = version, path
+
+    def paused(self) -> AbstractAsyncContextManager[None]:
+        """See `InferenceEngine.paused`. May be nested; the outermost one resumes."""
+        return self._paused()
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncGenerator[None]:
+        self._pauses += 1
+        self._open.clear()
+        try:
+            if self._pauses == 1:
+                await self._control.pause("keep")
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                try:
+                    await run_shielded(self._control.resume())
+                finally:
+                    self._open.set()
+
+    async def stats(self) -> dict[str, dict[str, Any]]:
+        """Return each replica's counts, by URL."""
+        return await self._control.stats()
+
+    async def health(self) -> dict[str, str]:
+        """Ask every replica, and return what is wrong, by URL; empty when all are well.
+
+        A replica that was down and is well again, with the current weights, gets requests again.
+        """
+        problems: dict[str, str] = {}
+        for replica in self._pool.replicas:
+            try:
+                found = await self._control.health(replica)
+            except InferenceError as error:
+                self._pool.mark_down(replica, error)
+                problems[replica.url] = str(error)
+                continue
+            if found.get("version") == self._version:
+                self._pool.mark_up(replica)
+            elif replica.down is not None:
+                problems[replica.url] = (
+                    f"serves version {found.get('version')}, not {self._version}"
+                )
+        return problems
+
+    @asynccontextmanager
+    async def _deadline(self, what: str) -> AsyncGenerator[None]:
+        if not self._entered:
+            raise ServerError("the engine is not open: use it inside `async with engine`")
+        limit = asyncio.timeout(self._request_timeout)
+        try:
+            async with limit:
+                self._deadlines.add(limit)
+                yield
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            if not self._entered:
+                raise ServerError(f"{what}: the engine was closed") from error
+            raise ServerError(
+                f"{what} was not answered within {self._request_timeout:g} s "
+                "(rollout.request_timeout_seconds)"
+            ) from error
+        finally:
+            self._deadlines.discard(limit)
+
+    async def __aenter__(self) -> Self:
+        """Check that every replica answers, is who it should be, and has the same weights.
+
+        Raises:
+            ServerError: naming what is wrong with which.
+        """
+        found = await collect(self._control.health(replica) for replica in self._pool.replicas)
+        versions = {int(health.get("version", 0)) for health in found}
+        if len(versions) > 1:
+            raise ServerError(f"expected one version on all replicas, got {sorted(versions)}")
+        self._version = versions.pop()
+        self._open = asyncio.Event()
+        self._open.set()
+        self._pauses = 0
+        self._entered = True
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End what is in flight: its callers get a ServerError."""
+        self._entered = False
+        for limit in list(self._deadlines):
+            limit.reschedule(asyncio.get_running_loop().time())
+        self._deadlines.clear()
