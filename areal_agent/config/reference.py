@@ -41,7 +41,8 @@ def reference_markdown(roots: Mapping[str, type[BaseModel]]) -> str:
     parts = [
         "# All settings",
         "This page is generated from the help strings in the code, by "
-        "`docs/generate_configuration.py`. [Settings](settings.md) explains how files, overrides and `${...}` work.",
+        "`docs/generate_configuration.py`. [Settings](settings.md) explains how files, "
+        "overrides and `${...}` work.",
     ]
     for heading, root in roots.items():
         parts += [f"## {heading}", *_part(root)]
