@@ -14,11 +14,12 @@ from typing import Literal
 
 import torch
 from pydantic import Field
+from transformers.utils.logging import disable_progress_bar
 
 from areal_agent.config.base import ConfigModel
 from areal_agent.config.inference import WeightUpdateMode
 from areal_agent.data.chat import ChatFormat
-from areal_agent.errors import ConfigError, DataError
+from areal_agent.errors import ConfigError
 from areal_agent.inference.engine.engine import Engine
 from areal_agent.inference.engine.load import LoadedModel, load_model
 from areal_agent.inference.server.app import make_app
@@ -67,6 +68,9 @@ class ServeSettings(ConfigModel):
     weight_update: WeightUpdateMode = "keep"
     """What running requests do at an update that does not say."""
 
+    tool_parser: str | None = None
+    """How tool calls are read from replies. None takes what the model folder names."""
+
     ready_file: Path | None = None
     """Written once the server answers: host, port, pid, instance_id."""
 
@@ -83,6 +87,7 @@ def serve(settings: ServeSettings) -> None:
 
     Raises:
         ConfigError: the folder is no usable model, or the host is exposed without keys.
+        DataError: its chat template or its tool parser is unusable.
         LaunchError: the port is taken.
         InferenceError: the engine does not agree with transformers.
     """
@@ -94,6 +99,7 @@ def serve(settings: ServeSettings) -> None:
         print(f"{CONTROL_KEY_ENV}={control_key}", file=sys.stderr)  # noqa: T201 - said once, never logged
     torch.set_num_threads(settings.threads)
     sys.setswitchinterval(_SWITCH_INTERVAL_SECONDS)
+    disable_progress_bar()
     sock = bind(settings.host, settings.port)
     try:
         loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
@@ -161,13 +167,16 @@ def make_state(
     control_key: str,
     api_key: str | None,
 ) -> ServerState:
-    """What the app needs to know."""
+    """What the app needs to know.
+
+    Raises:
+        DataError: the chat template fails on a plain dialogue, or the tool parser is unknown.
+    """
     chat: ChatFormat | None = None
     if loaded.tokenizer.chat_template:
-        try:
-            chat = ChatFormat.from_folder(settings.model)
-        except DataError as error:
-            logger.warning("no chat route: %s", error)
+        chat = ChatFormat.from_folder(settings.model, settings.tool_parser)
+    else:
+        logger.warning("the model has no chat template: /v1/chat/completions will refuse requests")
     return ServerState(
         engine=engine,
         tokenizer=loaded.tokenizer,

@@ -156,7 +156,7 @@ class DecodeLoop:
         self.meters.requests += 1
         sequence.finish(reason)
 
-    # --- commands: call these in the thread only ---------------------------------------------------
+    # --- commands: call these in the thread only --------------------------------------------------
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a request, unless its caller has left meanwhile."""

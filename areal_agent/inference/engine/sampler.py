@@ -139,7 +139,7 @@ def _draw(
 
 def _filter(probs: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     """Zero what lies outside the nucleus or the k likeliest; the likeliest always stays."""
-    ranked, order = probs.sort(-1, descending=True, stable=True)
+    ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     before = ranked.cumsum(-1) - ranked
     rank = torch.arange(probs.shape[1], device=probs.device)
     keep = (before < top_p[:, None]) & (rank < top_k[:, None])

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from areal_agent.errors import DataError, InferenceError
 from areal_agent.inference.server import control, metrics
+from areal_agent.inference.server.chat import chat_completions
 from areal_agent.inference.server.completions import completions
 from areal_agent.inference.server.errors import (
     ApiError,
@@ -27,6 +28,7 @@ def make_app(state: ServerState) -> Starlette:
     app = Starlette(
         routes=[
             Route("/v1/completions", _keyed(completions), methods=["POST"]),
+            Route("/v1/chat/completions", _keyed(chat_completions), methods=["POST"]),
             Route("/v1/models", _keyed(models)),
             Route("/health", health),
             Route("/metrics", prometheus),

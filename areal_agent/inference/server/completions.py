@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from areal_agent.aio import task_group
-from areal_agent.inference.engine.detokenize import StopMatcher
 from areal_agent.inference.engine.engine import Ticket
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
@@ -16,6 +15,7 @@ from areal_agent.inference.server.body import Body, check_ids
 from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.exchange import Emit, EventStream, results
 from areal_agent.inference.server.options import Options, check_prompt, read_options
+from areal_agent.inference.server.reply import StreamedText, reply_text, usage
 from areal_agent.inference.server.state import ServerState
 
 _DEFAULT_MAX_TOKENS = 16
@@ -93,7 +93,7 @@ class CompletionAnswer:
             await emit({**self._head, "choices": [], "usage": usage(self._prompt, found)})
 
     async def _stream_choice(self, index: int, ticket: Ticket, emit: Emit) -> None:
-        text = StreamedText(self._state, self._options)
+        text = StreamedText(self._state, self._options.params)
         first = True
         async for part in ticket.parts():
             piece = text.push(part[0])
@@ -102,7 +102,7 @@ class CompletionAnswer:
                 await emit({**self._head, "choices": [choice]})
                 first = False
         end = await ticket.result()
-        choice = self._choice(index, text.rest(end), ([], [], []), end.finish_reason, first=first)
+        choice = self._choice(index, text.rest(), ([], [], []), end.finish_reason, first=first)
         await emit({**self._head, "choices": [choice]})
 
     @property
@@ -135,41 +135,3 @@ class CompletionAnswer:
         if self._options.return_weight_versions:
             choice["weight_versions"] = versions
         return choice
-
-
-class StreamedText:
-    """Text of a reply as it grows: whole characters, nothing of a stop string or a stop id."""
-
-    def __init__(self, state: ServerState, options: Options) -> None:
-        self._matcher = StopMatcher(state.decode, options.params.stop)
-        self._stop_ids = options.params.stop_ids
-
-    def push(self, ids: list[int]) -> str:
-        """Add tokens; return the text that became certain."""
-        for token in ids:
-            if token not in self._stop_ids:
-                self._matcher.push(token)
-        return self._matcher.take()
-
-    def rest(self, end: Generation) -> str:
-        """Return what was held back; the reply has ended."""
-        return self._matcher.take_rest()
-
-
-def reply_text(state: ServerState, generation: Generation) -> str:
-    """Text of a reply without what ended it."""
-    if generation.stop_string is not None:
-        return generation.text or ""
-    ids = generation.token_ids
-    return state.decode(ids[:-1] if generation.finish_reason == "stop" else ids)
-
-
-def usage(prompt: list[int], found: list[Generation]) -> dict[str, Any]:
-    """Counts of tokens, as OpenAI reports them."""
-    sampled = sum(len(g.token_ids) for g in found)
-    return {
-        "prompt_tokens": len(prompt),
-        "completion_tokens": sampled,
-        "total_tokens": len(prompt) + sampled,
-        "prompt_tokens_details": {"cached_tokens": max(g.cached_tokens for g in found)},
-    }

@@ -12,7 +12,11 @@ from areal_agent.inference.server.body import Body, check_ids
 from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.state import ServerState
 
-_MODES: tuple[WeightUpdateMode, ...] = ("keep", "recompute", "abort")
+_MODES: dict[str, WeightUpdateMode] = {
+    "keep": "keep",
+    "recompute": "recompute",
+    "abort": "abort",
+}
 
 
 def check_key(request: Request, key: str) -> None:
@@ -81,8 +85,8 @@ async def update_weights(request: Request) -> Response:
         name = "path" if path is None else "version"
         raise ApiError(f"{name}: expected a value, got nothing", param=name)
     version = body.integer("version", 0, 0)
-    named = body.string("mode", _MODES)
-    mode = next((m for m in _MODES if m == named), None)
+    named = body.string("mode", tuple(_MODES))
+    mode = _MODES[named] if named else None
     body.finish()
     return json_response({"version": await state.engine.update_weights(Path(path), version, mode)})
 

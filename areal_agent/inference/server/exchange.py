@@ -1,4 +1,4 @@
-"""One request and its answer over one connection: wait or stream, and notice when the client leaves."""
+"""One request over one connection: wait or stream, and notice when the client leaves."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
