@@ -63,15 +63,23 @@ def export_hf(
     state: dict[str, Tensor] = model.state_dict()
     check_finite(state)
     if storage_dtype is not None:
-        state = {
-            name: value.to(storage_dtype) if value.is_floating_point() else value
-            for name, value in state.items()
-        }
+        state = _converted(state, storage_dtype)
     with atomic_folder(folder) as fresh, without_progress_bar():
         model.save_pretrained(fresh, state_dict=state)
         if storage_dtype is not None:
             _note_dtype(fresh / "config.json", storage_dtype)
         _copy_companions(source_folder, fresh)
+
+
+def _converted(state: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Tensors that were one before (tied weights) are one afterwards too."""
+    done: dict[int, Tensor] = {}
+    out: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if value.is_floating_point():
+            value = done.setdefault(value.data_ptr(), value.to(dtype))
+        out[name] = value
+    return out
 
 
 def _note_dtype(config: Path, dtype: torch.dtype) -> None:

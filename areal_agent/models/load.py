@@ -31,12 +31,12 @@ def resolve_model(name: str) -> Path:
         ConfigError: there is no such folder, or it holds no model that can be loaded.
     """
     if name.startswith(BUILTIN_PREFIX):
-        folder = ASSETS / name.removeprefix(BUILTIN_PREFIX)
-        if not folder.is_dir() or folder.parent != ASSETS:
-            known = sorted(f"{BUILTIN_PREFIX}{p.name}" for p in ASSETS.glob("*") if p.is_dir())
+        known = {f"{BUILTIN_PREFIX}{p.name}": p for p in sorted(ASSETS.glob("*")) if p.is_dir()}
+        if name not in known:
             raise ConfigError(
                 f"expected one of {', '.join(known) or 'no built-in model'}, got model {name!r}"
             )
+        folder = known[name]
     else:
         folder = Path(name).expanduser().absolute()
     check_model_folder(folder)
