@@ -70,9 +70,8 @@ def test_the_whole_of_a_long_dialogue_adds_up_to_its_rendering(chat: ChatFormat)
 def test_a_template_that_rewrites_history_is_refused() -> None:
     """Shows how many messages there are: every turn changes the first line."""
     tokenizer = make_tokenizer("{{ messages | length }}\n" + CHATML)
-    chat = ChatFormat.__new__(ChatFormat)
     with pytest.raises(DataError, match="writes earlier messages differently"):
-        chat.__init__(tokenizer)  # type: ignore[misc]
+        ChatFormat(tokenizer)
 
 
 def test_a_template_that_drops_old_thoughts_is_refused_where_it_does() -> None:

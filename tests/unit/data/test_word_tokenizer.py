@@ -20,6 +20,7 @@ TEMPLATE = """\
 «ende»{{ eos_token }}
 {%- endfor %}
 """
+WORDS = build_word_tokenizer(["Sam", "pens", "a"], chat_template="")
 MESSAGES = [{"role": "user", "content": "a\r\nb"}]
 
 
@@ -33,11 +34,9 @@ def test_words_are_tokens_and_numbers_are_digits() -> None:
 
 @given(st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E) | st.just("\n")))
 def test_ascii_text_survives(text: str) -> None:
-    tokenizer = build_word_tokenizer(["Sam", "pens", "a"], chat_template="")
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    if not any(token in text for token in ("<pad>", "<eos>", "<unk>")):
-        assert tokenizer.decode(ids) == text
-    assert all(0 <= i < len(tokenizer) for i in ids)
+    ids = WORDS.encode(text, add_special_tokens=False)
+    assert WORDS.decode(ids) == text
+    assert WORDS.unk_token_id not in ids
 
 
 def test_words_with_digits_are_refused() -> None:
@@ -49,7 +48,7 @@ def test_words_with_digits_are_refused() -> None:
 def test_a_folder_without_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         load_tokenizer(tmp_path / "none")
-    with pytest.raises(DataError, match=r"no tokenizer .* needs tokenizer\.json"):
+    with pytest.raises(DataError, match=r"(?s)no tokenizer .* needs tokenizer\.json"):
         load_tokenizer(tmp_path)
 
 
