@@ -6,6 +6,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from areal_agent.config.yaml_text import Parsed, Path, Tree
+from areal_agent.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,20 @@ class Given:
         return cls(parsed.tree, origins)
 
     def put(self, path: tuple[str, ...], value: Any, origin: Origin) -> None:
-        """Replace the value at `path`; sections on the way are made where there are none."""
+        """Replace the value at `path`; sections on the way are made where there are none.
+
+        Raises:
+            ConfigError: there is a value where a section is needed.
+        """
         section = self.tree
         for depth, key in enumerate(path[:-1], start=1):
-            if not isinstance(section.get(key), dict):
+            there = section.get(key)
+            if there is not None and not isinstance(there, dict):
+                raise ConfigError(
+                    f"{origin}: {dotted(path[:depth])} is {there!r} ({self.nearest(path[:depth])}), "
+                    "not a section: give it as a whole"
+                )
+            if there is None:
                 section[key] = {}
                 self.claim(path[:depth], None, origin)
             section = section[key]

@@ -160,6 +160,17 @@ def test_overrides_that_do_not_parse(override: str, said: str) -> None:
     assert said in problems[1]
 
 
+def test_an_override_inside_something_that_is_no_section() -> None:
+    more = "eval_gconfig: ${gconfig}\ngconfig: {stop: [a]}\n"
+
+    assert refused(more, "eval_gconfig.top_k=3", "gconfig.stop.0=b")[1:] == [
+        "override eval_gconfig.top_k=3: eval_gconfig is '${gconfig}' (run.yaml:7), not a section: "
+        "give it as a whole",
+        "override gconfig.stop.0=b: gconfig.stop is ['a'] (run.yaml:8), not a section: "
+        "give it as a whole",
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
