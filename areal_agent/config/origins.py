@@ -56,9 +56,10 @@ class Given:
         for depth, key in enumerate(path[:-1], start=1):
             there = section.get(key)
             if there is not None and not isinstance(there, dict):
+                place = self.nearest(path[:depth])
                 raise ConfigError(
-                    f"{origin}: {dotted(path[:depth])} is {there!r} ({self.nearest(path[:depth])}), "
-                    "not a section: give it as a whole"
+                    f"{origin}: {dotted(path[:depth])} is {there!r} ({place}), not a section: "
+                    "give it as a whole"
                 )
             if there is None:
                 section[key] = {}
