@@ -1,9 +1,8 @@
-"""What people type: ``areal-agent train | serve | config``. Heavy imports happen inside commands."""
+"""What people type: ``areal-agent train | serve | config``. Commands import what they need."""
 
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +25,9 @@ ConfigFile = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", help="Settings to replace: a.b=c.", show_default=False),
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Settings to replace: a.b=c.", show_default=False
+    ),
 ]
 
 DType = Literal["float32", "bfloat16"]
@@ -44,18 +45,20 @@ def train(
     ] = False,
 ) -> None:
     """Train a policy by reinforcement learning."""
-    from areal_agent.config.load import load_config  # noqa: PLC0415
+    from areal_agent.config.load import load_config
 
     loaded = load_config(config, overrides or [])
-    from areal_agent.trainer.rl import RLTrainer  # noqa: PLC0415
+    from areal_agent.stats.display import make_display
+    from areal_agent.trainer.rl import RLTrainer
 
-    summary = run_until_signal(RLTrainer(loaded, quiet=quiet or json).train())
+    display = make_display(quiet=quiet or json)
+    summary = run_until_signal(RLTrainer(loaded, display=display).train())
     if json:
         typer.echo(summary.to_json())
 
 
 @app.command()
-def serve(
+def serve(  # noqa: PLR0913, PLR0917 - options of a command
     model: Annotated[
         str, typer.Argument(help="Hugging Face folder, or builtin:NAME.", show_default=False)
     ],
@@ -89,8 +92,8 @@ def serve(
     AREAL_AGENT_CONTROL_KEY guards the control routes (without it a random key is made and printed
     once); AREAL_AGENT_API_KEY guards the others (without it they are open).
     """
-    from areal_agent.inference.embedded import ServeSettings, serve  # noqa: PLC0415
-    from areal_agent.models.load import resolve_model  # noqa: PLC0415
+    from areal_agent.inference.embedded import ServeSettings, serve
+    from areal_agent.models.load import resolve_model
 
     given: dict[str, Any] = {} if instance_id is None else {"instance_id": instance_id}
     settings = ServeSettings(
@@ -123,10 +126,10 @@ def show_config(
     ] = False,
 ) -> None:
     """Print the resolved settings and where each value comes from."""
-    import json as json_module  # noqa: PLC0415
+    import json as json_module
 
-    from areal_agent.config.load import load_config  # noqa: PLC0415
-    from areal_agent.config.render import (  # noqa: PLC0415
+    from areal_agent.config.load import load_config
+    from areal_agent.config.render import (
         config_as_json,
         json_schema,
         render_config,
@@ -160,7 +163,7 @@ def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
             received.append(number)
             if len(received) > 1:
                 os._exit(128 + number)
-            print("interrupted: cleaning up (once more to end at once)", file=sys.stderr)
+            typer.echo("interrupted: cleaning up (once more to end at once)", err=True)
             task.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -180,7 +183,7 @@ def main() -> None:
     try:
         app()
     except ArealAgentError as error:
-        print(f"error: {error}", file=sys.stderr)
+        typer.echo(f"error: {error}", err=True)
         raise SystemExit(error.exit_code) from None
 
 

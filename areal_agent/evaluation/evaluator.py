@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.evaluate import run_all
 from areal_agent.rollout.workflow import RolloutWorkflow
-from areal_agent.inference.base import InferenceEngine
 from areal_agent.types import TRAINABLE_OUTCOMES, Episode
+
 
 @dataclass(frozen=True, slots=True)
 class EvalResult:

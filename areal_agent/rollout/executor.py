@@ -143,6 +143,11 @@ class RolloutExecutor:
         self._sweep()
         self._progress.set()
 
+    def untrained(self, n_groups: int) -> None:
+        """Give back the places of groups that were taken without making new weights."""
+        for _ in range(n_groups):
+            self._gate.sweep()
+
     def pause(self) -> None:
         """Start no more groups; what runs goes on."""
         self._gate.pause()

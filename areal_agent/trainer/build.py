@@ -10,12 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from importlib import metadata
 from pathlib import Path
 
-from areal_agent.aio import collect, task_group
+from areal_agent.aio import task_group
 from areal_agent.algorithms.build import build_algorithm
 from areal_agent.backends.process import ProcessBackend
 from areal_agent.config.experiment import ExperimentConfig
 from areal_agent.config.load import LoadedConfig, dump_config, load_config
-from areal_agent.inference.http import HttpInferenceEngine
+from areal_agent.inference.http import HttpInferenceEngine, HttpTimeouts
 from areal_agent.launch.local import ServerGroup, launch_embedded_servers
 from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.records import EpisodeRecorder
@@ -56,16 +56,16 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     _write_environment(folder)
     async with AsyncExitStack() as stack:
         servers, backend, control_key = await _start_processes(parts, folder, stack)
-        clients = await stack.enter_async_context(
-            HttpClients(max_connections=_connections(parts.config))
-        )
+        clients = await stack.enter_async_context(HttpClients())
         engine = await stack.enter_async_context(
             HttpInferenceEngine(
-                servers.endpoints,
+                [endpoint.url for endpoint in servers.endpoints],
                 clients=clients,
+                model=parts.model.name,
                 control_key=control_key,
-                initial_model=parts.model,
-                request_timeout_seconds=parts.config.rollout.request_timeout_seconds,
+                weights=parts.model,
+                instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
+                timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
             )
         )
         recorder = await stack.enter_async_context(
@@ -111,16 +111,10 @@ async def _start_processes(
         control_key=control_key,
         tool_parser=config.tool_parser,
     )
-    group, backend = await collect(
-        [stack.enter_async_context(servers), stack.enter_async_context(backend)]
-    )
-    return group, backend, control_key
-
-
-def _connections(config: ExperimentConfig) -> int:
-    """One connection for each episode in flight, and a few for control."""
-    busiest = max(config.rollout.max_concurrent_rollouts, config.evaluator.max_concurrent_rollouts)
-    return busiest + 8
+    async with task_group() as starting:
+        serving = starting.create_task(stack.enter_async_context(servers))
+        training = starting.create_task(stack.enter_async_context(backend))
+    return serving.result(), training.result(), control_key
 
 
 def _write_environment(folder: RunFolder) -> None:
@@ -132,5 +126,3 @@ def _write_environment(folder: RunFolder) -> None:
     }
     path = folder.root / "environment.json"
     path.write_text(json.dumps(environment, indent=2) + "\n", encoding="utf-8")
-
-

@@ -1,5 +1,4 @@
-"""Settings to objects: workflow, datasets, model. Everything that can fail before a process starts.
-"""
+"""Settings to objects: model, datasets, workflow; what can fail before a process starts."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -173,5 +172,5 @@ def _call(factory: Any, args: Mapping[str, Any], name: str) -> Any:
         return factory(**args)
     except (ConfigError, DataError):
         raise
-    except Exception as error:  # noqa: BLE001 - user code at the edge, reported with its cause
+    except Exception as error:
         raise ConfigError(f"{name} failed with {type(error).__name__}: {error}") from error

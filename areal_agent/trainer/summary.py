@@ -5,6 +5,8 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal_agent.trainer.folder import RunFolder
+
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
@@ -47,9 +49,40 @@ class RunSummary:
         }
         return json.dumps(values)
 
+    def table(self, folder: RunFolder) -> list[tuple[str, str]]:
+        """Name and value of what a person wants to see at the end."""
+        rows = [
+            ("held-out accuracy before", _rate(self.eval_before, self.eval_before_stderr)),
+            ("held-out accuracy after", _rate(self.eval_after, self.eval_after_stderr)),
+            ("held-out accuracy after, greedy", _rate(self.eval_after_greedy, None)),
+            ("held-out problems", str(self.eval_problems)),
+            ("steps", f"{self.steps} in {self.train_seconds:.1f} s"),
+            ("staleness, largest", f"{self.staleness_max} of {self.max_head_offpolicyness}"),
+            ("versions in one batch, most", str(self.versions_spanned_max)),
+            (
+                "overlap of training with generation",
+                f"{_percent(self.overlap_share)} of {_percent(self.overlap_possible)} possible",
+            ),
+            ("model", str(folder.final)),
+            ("metrics", str(folder.metrics)),
+            ("episodes", str(folder.episodes)),
+            ("summary", str(folder.summary)),
+        ]
+        return rows
+
     def write(self, path: Path) -> None:
         """Write the file in one go."""
         text = json.dumps(json.loads(self.to_json()), indent=2) + "\n"
         temporary = path.with_suffix(".tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
+
+
+def _rate(value: float | None, stderr: float | None) -> str:
+    if value is None:
+        return "not measured"
+    return f"{value:.3f}" if stderr is None else f"{value:.3f} ± {stderr:.3f}"
+
+
+def _percent(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.0%}"

@@ -1,0 +1,107 @@
+"""What a run measures of itself while it trains: throughput, overlap, ages."""
+
+import time
+from collections.abc import Mapping
+
+from areal_agent.evaluation.evaluator import EvalResult
+from areal_agent.stats.display import StepProgress
+from areal_agent.stats.overlap import Span, covered, overlap_possible, overlap_share, union
+from areal_agent.trainer.run import Run
+from areal_agent.trainer.summary import RunSummary
+
+
+class Progress:
+    """Follows one run, step by step."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._server_spans: list[Span] = []
+        self._server_busy = 0.0
+        self._server_tokens = 0.0
+        self._trainer_calls = 0
+        self._step_started = time.perf_counter()
+        self._generate: list[float] = []
+        self._train: list[float] = []
+        self._publish: list[float] = []
+        self._staleness_max = 0
+        self._versions_max = 0
+
+    async def begin(self) -> None:
+        """Start counting from here: what the servers did before is not training."""
+        await self._poll_servers()
+        self._trainer_calls = len(self._run.backend.busy_spans)
+        self._step_started = time.perf_counter()
+
+    async def step(self, metrics: Mapping[str, float]) -> tuple[StepProgress, dict[str, float]]:
+        """Take in a finished step; returns what to show, and metrics of throughput."""
+        busy, tokens = await self._poll_servers()
+        spans = self._run.backend.busy_spans[self._trainer_calls :]
+        self._trainer_calls += len(spans)
+        trainer_busy = covered(spans)
+        self._generate.append(busy)
+        self._train.append(trainer_busy)
+        self._publish.append(metrics.get("timeperf/publish", 0.0))
+        self._staleness_max = max(self._staleness_max, int(metrics["staleness/max"]))
+        self._versions_max = max(self._versions_max, int(metrics["staleness/versions_in_batch"]))
+        now = time.perf_counter()
+        seconds, self._step_started = now - self._step_started, now
+        trained = metrics.get("update/tokens", 0.0)
+        progress = StepProgress(
+            step=self._run.step,
+            reward=metrics["rollout/reward"],
+            staleness=metrics["staleness/max"],
+            server_tokens_per_second=tokens / seconds,
+            trainer_tokens_per_second=trained / trainer_busy if trainer_busy else 0.0,
+            seconds=seconds,
+        )
+        return progress, {
+            "timeperf/step": seconds,
+            "timeperf/server_busy": busy,
+            "timeperf/trainer_busy": trainer_busy,
+            "throughput/server_tokens_per_second": progress.server_tokens_per_second,
+            "throughput/trainer_tokens_per_second": progress.trainer_tokens_per_second,
+        }
+
+    def summary(
+        self, before: EvalResult | None, after: EvalResult | None, greedy: EvalResult | None
+    ) -> RunSummary:
+        """Sum up the run."""
+        run, config = self._run, self._run.config
+        start, end = run.first_rollout_at or 0.0, run.last_update_at or 0.0
+        return RunSummary(
+            eval_before=None if before is None else before.mean,
+            eval_before_stderr=None if before is None else before.stderr,
+            eval_after=None if after is None else after.mean,
+            eval_after_stderr=None if after is None else after.stderr,
+            eval_after_greedy=None if greedy is None else greedy.mean,
+            eval_problems=0 if after is None else after.n_scored,
+            steps=run.step,
+            version=run.version,
+            train_seconds=max(end - start, 0.0),
+            overlap_share=overlap_share(
+                run.backend.busy_spans, self._server_spans, window=(start, end)
+            ),
+            overlap_possible=overlap_possible(
+                self._generate,
+                self._train,
+                self._publish,
+                max_head_offpolicyness=config.rollout.max_head_offpolicyness,
+            ),
+            versions_spanned_max=self._versions_max,
+            staleness_max=self._staleness_max,
+            max_head_offpolicyness=config.rollout.max_head_offpolicyness,
+            seed=config.seed,
+            run_folder=str(run.folder.root),
+            model_folder=str(run.folder.final),
+        )
+
+    async def _poll_servers(self) -> tuple[float, float]:
+        """Seconds that the servers were busy, and tokens they sampled, since the last call."""
+        stats = await self._run.engine.stats()
+        spans = [(float(a), float(b)) for one in stats.values() for a, b in one["busy_spans"]]
+        self._server_spans = union([*self._server_spans, *spans])
+        busy = sum(float(one["busy_seconds"]) for one in stats.values()) / max(len(stats), 1)
+        tokens = sum(float(one["generated_tokens"]) for one in stats.values())
+        new_busy, self._server_busy = busy - self._server_busy, busy
+        new_tokens, self._server_tokens = tokens - self._server_tokens, tokens
+        return new_busy, new_tokens

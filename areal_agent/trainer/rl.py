@@ -1,0 +1,201 @@
+"""Reinforcement learning: the loop of `Run`, with evaluation, saving, logging and a summary."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Any, Literal
+
+from areal_agent.aio import task_group
+from areal_agent.checkpoint.freq import FrequencyControl
+from areal_agent.checkpoint.saver import Saver
+from areal_agent.errors import RolloutError
+from areal_agent.evaluation.evaluator import EvalResult
+from areal_agent.rollout.workflow import RolloutWorkflow
+from areal_agent.stats.display import Display, make_display
+from areal_agent.stats.logger import StatsLogger
+from areal_agent.stats.summary import SampleDialogue
+from areal_agent.trainer.build import Settings, as_loaded, open_run
+from areal_agent.trainer.progress import Progress
+from areal_agent.trainer.run import Run
+from areal_agent.trainer.summary import RunSummary
+from areal_agent.types import Episode
+
+SHOWN_EVERY_SECONDS = 0.25
+
+
+class RLTrainer:
+    """Trains a policy as the settings say.
+
+    `train` may be called once per trainer; each call is a run of its own, with a run folder.
+    """
+
+    def __init__(self, settings: Settings, *, display: Display | None = None) -> None:
+        """Take settings; nothing is started.
+
+        Args:
+            settings: a settings file, or what `load_config` gave, or an `ExperimentConfig`.
+            display: where progress is shown. None chooses: live on a terminal, lines elsewhere.
+        """
+        self.loaded = as_loaded(settings)
+        self.display = make_display() if display is None else display
+
+    async def train(self, workflow: object = None, eval_workflow: object = None) -> RunSummary:
+        """Run the whole training.
+
+        Args:
+            workflow: an instance, a class or a name. None takes the settings' own.
+            eval_workflow: the same for evaluation. None makes a second one from `workflow`
+                with `eval_gconfig`; an instance given as `workflow` is used as it is.
+
+        Raises:
+            ConfigError: the settings are wrong; nothing was started.
+            ArealAgentError: the run ended early, with the cause.
+        """
+        what = workflow if workflow is not None else self.loaded.config.workflow
+        with self.display as display:
+            display.waiting("servers and trainer to start")
+            async with open_run(self.loaded) as run:
+                session = _Session(run, display, what, eval_workflow or what)
+                return await session.train()
+
+
+class _Session:
+    """One training run from its first evaluation to its summary."""
+
+    def __init__(self, run: Run, display: Display, workflow: object, eval_workflow: object) -> None:
+        config = run.config
+        self.run = run
+        self.display = display
+        self.workflow = run.parts.workflow(workflow, config.gconfig)
+        self.eval_workflow = run.parts.workflow(eval_workflow, config.eval_gconfig)
+        greedy = config.eval_gconfig.new(greedy=True)
+        self.greedy_workflow = run.parts.workflow(eval_workflow, greedy)
+        self.evaluator = run.evaluator()
+        self.eval_due = FrequencyControl.of(config.evaluator)
+        self.saver = Saver(config.saver, run.folder.checkpoints, export=run.export)
+        self.progress = Progress(run)
+        self._doing = ""
+
+    async def train(self) -> RunSummary:
+        """Evaluate, train, evaluate, sum up."""
+        settings = self.run.config.evaluator
+        held_out = bool(self.run.parts.eval_rows)
+        before = after = greedy = None
+        async with self._waits_shown():
+            if held_out and settings.before_train:
+                before = await self._evaluate("before training", self.eval_workflow)
+            async with StatsLogger(self.run.folder.metrics) as log:
+                await self._loop(log)
+            await self.run.export(self.run.folder.final)
+            if held_out:
+                after = await self._evaluate("after training", self.eval_workflow)
+                if settings.greedy_after:
+                    greedy = await self._evaluate("after training, greedy", self.greedy_workflow)
+        summary = self.progress.summary(before, after, greedy)
+        summary.write(self.run.folder.summary)
+        self.display.summary(summary.table(self.run.folder), self._dialogues(before, after))
+        return summary
+
+    async def _loop(self, log: StatsLogger) -> None:
+        run = self.run
+        self.display.start(run.total_steps)
+        await self.progress.begin()
+        async with aclosing(run.rollouts(self.workflow)) as batches:
+            async for batch in batches:
+                self._doing = "the trainer"
+                metrics = await run.update(batch)
+                shown, throughput = await self.progress.step(metrics)
+                metrics |= throughput
+                epoch, step = divmod(run.step - 1, run.steps_per_epoch)
+                epoch_ended = step == run.steps_per_epoch - 1
+                if self._eval_is_due(epoch_ended):
+                    result = await self._evaluate(
+                        f"at step {run.step}",
+                        self.eval_workflow,
+                        n_problems=run.config.evaluator.n_problems,
+                    )
+                    metrics |= result.metrics("eval")
+                    shown = replace(shown, accuracy=result.mean)
+                await log.commit(epoch, step, run.step - 1, metrics)
+                last = run.step == run.total_steps
+                await self.saver.save(run.step, epoch_ended=epoch_ended, last=last)
+                self.display.update(shown)
+                self._doing = ""
+
+    def _eval_is_due(self, epoch_ended: bool) -> bool:
+        due = self.eval_due.check(epochs=int(epoch_ended), steps=1)
+        return due and bool(self.run.parts.eval_rows) and self.run.step < self.run.total_steps
+
+    async def _evaluate(
+        self,
+        when: str,
+        workflow: RolloutWorkflow,
+        *,
+        n_problems: int | Literal["final"] | None = "final",
+    ) -> EvalResult:
+        if n_problems == "final":
+            n_problems = self.run.config.evaluator.n_problems_final
+
+        def progress(done: int, total: int) -> None:
+            self._doing = f"evaluation {when}: {done} of {total} problems"
+
+        progress(0, len(self.run.parts.eval_rows[:n_problems]))
+        result = await self.evaluator.evaluate(workflow, n_problems=n_problems, progress=progress)
+        self._doing = ""
+        for episode in result.episodes:
+            self.run.record(episode, split=f"eval {when}")
+        if result.n_scored == 0:
+            raise RolloutError(
+                f"evaluation {when}: none of {result.n_failed} episodes could be scored: "
+                f"{dict(result.outcomes)}; see {self.run.folder.episodes}"
+            )
+        self.display.note(
+            f"held-out accuracy {when}: {result.mean:.3f} ± {result.stderr:.3f} "
+            f"({result.n_scored} problems, {result.n_failed} failed, {result.seconds:.1f} s)"
+        )
+        return result
+
+    @asynccontextmanager
+    async def _waits_shown(self) -> AsyncGenerator[None]:
+        """Keep the display told of what the run waits for while the body runs."""
+
+        async def tell() -> None:
+            while True:
+                executor = self.run.executor
+                waits = "" if executor is None else executor.stats().waiting_for
+                self.display.waiting(self._doing or waits)
+                await asyncio.sleep(SHOWN_EVERY_SECONDS)
+
+        async with task_group() as group:
+            teller = group.create_task(tell(), name="display")
+            try:
+                yield
+            finally:
+                teller.cancel()
+
+    def _dialogues(
+        self, before: EvalResult | None, after: EvalResult | None
+    ) -> list[SampleDialogue]:
+        n = self.run.config.sample_dialogues
+        if after is None:
+            return []
+        pairs = zip_longest(before.episodes[:n] if before else [], after.episodes[:n])
+        return [
+            SampleDialogue(
+                before=[] if old is None else self._messages(old),
+                after=[] if new is None else self._messages(new),
+                reward_before=None if old is None else old.reward,
+                reward_after=None if new is None else new.reward,
+            )
+            for old, new in pairs
+        ]
+
+    def _messages(self, episode: Episode) -> list[Mapping[str, Any]]:
+        if not episode.interactions:
+            failure = episode.failure
+            return [] if failure is None else [{"role": failure.place, "content": failure.message}]
+        last = episode.interactions[-1]
+        reply = self.run.parts.chat.parse_reply(last.response.output_tokens)
+        return [*last.messages, reply]
