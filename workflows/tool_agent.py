@@ -80,7 +80,7 @@ class ToolAgentWorkflow(RolloutWorkflow):
         n_calls = n_failed = 0
         while True:
             response = await dialogue.ask(engine)
-            calls: list[dict[str, Any]] = dialogue.reply().get("tool_calls", [])
+            calls: list[dict[str, Any]] = dialogue.reply.get("tool_calls", [])
             if not calls or dialogue.is_over(self.max_turns):
                 break
             results = await collect(self._run_call(call) for call in calls)

@@ -34,6 +34,8 @@ class Dialogue:
         """Everything said so far."""
         self.responses: list[ModelResponse] = []
         """The replies, as tokens."""
+        self.reply: Message = {}
+        """The last one as an assistant message; its calls have ids that tool messages name."""
 
     @property
     def has_room(self) -> bool:
@@ -51,11 +53,8 @@ class Dialogue:
         )
         response = await engine.agenerate(request)
         self.responses.append(response)
+        self.reply = self._chat.parse_reply(response.output_tokens)
         return response
-
-    def reply(self) -> Message:
-        """The last reply as an assistant message."""
-        return self._chat.parse_reply(self.responses[-1].output_tokens)
 
     def extend(self, new_messages: Sequence[Message]) -> None:
         """Append the last reply and what follows it; sampled tokens stay as they are."""
@@ -66,7 +65,7 @@ class Dialogue:
             *output,
             *self._chat.continuation_ids(self.messages, new_messages, self._tools, closed=closed),
         ]
-        self.messages += [self.reply(), *new_messages]
+        self.messages += [self.reply, *new_messages]
 
     def trajectory(self, reward: float, *, metrics: Mapping[str, float]) -> Trajectory:
         """One row of all turns; truncated as well when the next prompt found no room."""
