@@ -11,7 +11,13 @@ import orjson
 
 from areal_agent.aio import collect
 from areal_agent.config.inference import WeightUpdateMode
-from areal_agent.errors import EngineFault, InferenceError, ServerError, WeightUpdateError
+from areal_agent.errors import (
+    EngineFault,
+    InferenceError,
+    RequestError,
+    ServerError,
+    WeightUpdateError,
+)
 from areal_agent.inference.openai import error_text
 from areal_agent.inference.pool import Replica, ReplicaPool
 
@@ -138,7 +144,9 @@ class ControlPlane:
         """Whoever has the new weights, or may get them yet, gets the old ones back."""
 
         async def one(replica: Replica) -> None:
-            if replica in failed and await self._version(replica) not in (version, None):
+            if isinstance(failed.get(replica), RequestError):
+                return  # It answered: the old weights are still served.
+            if replica in failed and not await self._has(replica, version):
                 return
             if previous is None:
                 error: InferenceError | None = ServerError("the weights before are not known")
@@ -151,13 +159,22 @@ class ControlPlane:
 
         await collect(one(replica) for replica in up)
 
-    async def _version(self, replica: Replica) -> int | None:
-        """Return what a replica serves, None when it does not say."""
+    async def version(self, replica: Replica) -> int:
+        """Return the version that a replica serves.
+
+        Raises:
+            RequestError: the control key is not the server's.
+            ServerError: it cannot be reached.
+        """
+        reply = await self._call(replica, "GET", "/control/version")
+        return int(reply.get("version", 0))
+
+    async def _has(self, replica: Replica, version: int) -> bool:
+        """Tell whether a replica may serve `version`: it says so, or does not answer."""
         try:
-            reply = await self._call(replica, "GET", "/control/version")
+            return await self.version(replica) == version
         except InferenceError:
-            return None
-        return cast("int | None", reply.get("version"))
+            return True
 
     async def _call(
         self,
@@ -181,7 +198,8 @@ class ControlPlane:
                 f"{url} cannot be reached: {type(error).__name__}: {error}"
             ) from error
         if response.is_error and not (fault_is_an_answer and response.status_code == 503):
-            raise ServerError(f"{url} answered {response.status_code}: {error_text(response)}")
+            text = f"{url} answered {response.status_code}: {error_text(response)}"
+            raise RequestError(text, status=response.status_code)
         try:
             return cast("dict[str, Any]", orjson.loads(response.content or b"{}"))
         except orjson.JSONDecodeError as error:

@@ -59,7 +59,7 @@ class HttpInferenceEngine:
         """Wire things up; nothing is sent before the engine is entered.
 
         Args:
-            urls: one a replica; see `areal_agent.net.clients.server_url`.
+            urls: one a replica; see `areal_agent.net.serve.base_url`.
             clients: owned by the run, open while the engine is.
             model: the name that the servers give to the model.
             control_key: opens the servers' control routes.
@@ -279,9 +279,11 @@ class HttpInferenceEngine:
 
         Raises:
             ServerError: naming what is wrong with which.
+            RequestError: a server does not know the control key.
         """
-        found = await collect(self._control.health(replica) for replica in self._pool.replicas)
-        versions = {int(health.get("version", 0)) for health in found}
+        replicas = self._pool.replicas
+        await collect(self._control.health(replica) for replica in replicas)
+        versions = set(await collect(self._control.version(replica) for replica in replicas))
         if len(versions) > 1:
             raise ServerError(f"expected one version on all replicas, got {sorted(versions)}")
         self._version = versions.pop()

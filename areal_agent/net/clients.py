@@ -6,7 +6,6 @@ variables. Traffic to the outside goes through plain httpx and honours them.
 """
 
 import asyncio
-import ipaddress
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Literal, Self
@@ -21,16 +20,6 @@ ask of the outside."""
 
 _KEEPALIVE_SECONDS = 60.0
 """Idle sockets are closed after this; our servers keep theirs open for longer."""
-
-
-def server_url(host: str, port: int) -> str:
-    """Return ``http://host:port``, with brackets around an IPv6 address."""
-    bare = host.strip("[]")
-    try:
-        is_v6 = ipaddress.ip_address(bare.split("%")[0]).version == 6
-    except ValueError:
-        is_v6 = False
-    return f"http://[{bare}]:{port}" if is_v6 else f"http://{bare}:{port}"
 
 
 class HttpClients:
