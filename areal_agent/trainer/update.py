@@ -43,7 +43,8 @@ async def update_policy(
     prox = None
     if "prox_logprobs" in algorithm.needs:
         prox = await backend.logprobs(batch)
-    train_batch, metrics = algorithm.advantages(batch, prox_logprobs=prox)
+    train_batch, told = algorithm.advantages(batch, prox_logprobs=prox)
+    metrics = {f"advantages/{name}": value for name, value in told.items()}
     if prox is not None:
         metrics |= sampler_mismatch(batch, prox)
     results: list[StepResult] = []
@@ -55,6 +56,7 @@ async def update_policy(
     metrics["update/applied_steps"] = len(applied)
     metrics["update/skipped_steps"] = len(results) - len(applied)
     metrics["update/rows"] = len(train_batch)
+    metrics["update/tokens"] = int(train_batch.attention_mask.sum())
     metrics["update/loss_tokens"] = train_batch.n_loss_tokens if len(train_batch) else 0
     metrics["timeperf/update"] = time.perf_counter() - started
     return UpdateResult(len(applied), metrics)
