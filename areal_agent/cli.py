@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -112,6 +113,9 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         **given,
     )
     serve(settings)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # everything is closed; taking the interpreter apart would cost seconds
 
 
 @app.command("config")
