@@ -20,7 +20,7 @@ SMALLEST, LARGEST = 2, 60
 HELD_OUT_SHARE = 8
 """One problem in so many is held out."""
 
-EXPRESSION = re.compile(r"\s*(-?\d{1,9})\s*([-+*])\s*(\d{1,9})\s*")
+EXPRESSION = re.compile(r"\s*(-?[0-9]{1,9})\s*([-+*])\s*([0-9]{1,9})\s*")
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 TEMPLATES: tuple[tuple[str, str], ...] = (
