@@ -2,7 +2,7 @@
 
 project = "areal-agent"
 author = "The areal-agent maintainers"
-copyright = "2026, the areal-agent maintainers"  # noqa: A001
+copyright = "2026, the areal-agent maintainers"
 extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = "areal-agent"
