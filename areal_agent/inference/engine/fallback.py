@@ -1,11 +1,13 @@
 """Any other causal language model, through its own transformers forward. Correct, but slow.
 
 Each slot keeps the cache object that transformers made for it, and each decoding step is one
-forward per request. Prefixes are not reused, because not every cache can be cut.
+forward per request; models with an unusual cache run without one. Prefixes are not reused, because
+not every cache can be cut.
 """
 
-import logging
+import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from areal_agent.errors import WeightUpdateError
 
-logger = logging.getLogger(__name__)
-
 
 class FallbackModel:
     """Runs a transformers model behind the same interface as `DenseModel`."""
@@ -29,7 +29,8 @@ class FallbackModel:
         self._model = model
         self._dtype = dtype
         self._device = device
-        self._caches: list[Any] = []
+        self._cache_name = _cache_name(model)
+        self._slots: list[_Slot] = []
         self.vocab_size = int(model.get_input_embeddings().weight.shape[0])
 
     @classmethod
@@ -64,11 +65,11 @@ class FallbackModel:
     def copy_slot(self, source: int, target: int, length: int) -> None:
         """Hand a slot's cache on; the source slot is given up."""
         self._grow(max(source, target))
-        self._caches[target] = self._caches[source]
+        self._slots[target] = self._slots[source]
 
     def swap_slots(self, a: int, b: int, length: int) -> None:
         self._grow(max(a, b))
-        self._caches[a], self._caches[b] = self._caches[b], self._caches[a]
+        self._slots[a], self._slots[b] = self._slots[b], self._slots[a]
 
     @torch.inference_mode()
     def prefill(self, first_slot: int, rows: Sequence[list[int]], starts: list[int]) -> Tensor:
@@ -76,29 +77,46 @@ class FallbackModel:
         self._grow(first_slot + len(rows) - 1)
         logits: list[Tensor] = []
         for slot, (row, start) in enumerate(zip(rows, starts, strict=True), first_slot):
-            cache = self._caches[slot] if start else None
-            logits.append(self._forward(slot, row, cache))
+            if start == 0:
+                self._slots[slot] = _Slot()
+            logits.append(self._forward(self._slots[slot], row))
         return torch.stack(logits)
 
     @torch.inference_mode()
     def decode(self, tokens: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """One forward per running slot; returns logits float32 [n, V]."""
-        pairs = enumerate(tokens.tolist())
-        return torch.stack([self._forward(i, [token], self._caches[i]) for i, token in pairs])
+        pairs = zip(self._slots, tokens.tolist(), strict=False)
+        return torch.stack([self._forward(slot, [token]) for slot, token in pairs])
 
     @torch.inference_mode()
     def score(self, rows: Sequence[list[int]], temperature: float) -> list[list[float]]:
         """Logprob of each token given those before it; the first of a row gets 0."""
         return [reference_logprobs(self._model, row, temperature) for row in rows]
 
-    def _forward(self, slot: int, row: list[int], cache: Any) -> Tensor:
+    def _forward(self, slot: "_Slot", row: list[int]) -> Tensor:
+        slot.tokens += row
+        if self._cache_name is None:
+            ids = torch.tensor([slot.tokens], device=self._device)
+            return self._model(input_ids=ids).logits[0, -1].float()
         ids = torch.tensor([row], device=self._device)
-        out = self._model(input_ids=ids, past_key_values=cache, use_cache=True)
-        self._caches[slot] = out.past_key_values
+        out = self._model(input_ids=ids, use_cache=True, **{self._cache_name: slot.cache})
+        slot.cache = getattr(out, self._cache_name)
         return out.logits[0, -1].float()
 
     def _grow(self, slot: int) -> None:
-        self._caches += [None] * (slot + 1 - len(self._caches))
+        self._slots += [_Slot() for _ in range(slot + 1 - len(self._slots))]
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    tokens: list[int] = field(default_factory=list[int])
+    cache: Any = None
+
+
+def _cache_name(model: Any) -> str | None:
+    """Name of the cache argument, which transformers has renamed; None: it is not a usual one."""
+    known = inspect.signature(model.forward).parameters
+    return next((name for name in ("cache", "past_key_values") if name in known), None)
 
 
 def load_reference(folder: Path, *, dtype: torch.dtype, device: torch.device) -> Any:

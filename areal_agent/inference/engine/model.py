@@ -55,6 +55,7 @@ class DenseModel:
         self._weights = weights
         self._dtype = dtype
         self._device = device
+        self._floor = torch.tensor((self.shape.hidden * self.shape.eps) ** 0.5, device=device)
         self._cache = SlotCache(self.shape, dtype, device)
         self._rope = torch.empty(0, 1, self.shape.head_dim // 2, dtype=torch.complex64)
 
@@ -218,7 +219,7 @@ class DenseModel:
     ) -> Tensor:
         s, w = self.shape, self._weights
         x = F.embedding(ids, w.embed)  # [N, hidden]
-        rope = self._rope_table(cache.length)[self._to(positions)]  # [N, 1, D / 2]
+        rope = self._rope_table(cache.length).index_select(0, self._to(positions))
         heads = np.arange(2)[:, None] * cache.slots * s.kv_heads + np.arange(s.kv_heads)
         places = (slots * s.kv_heads)[:, None, None] + heads  # [N, 2, K]
         target = self._to((places * cache.length + positions[:, None, None]).ravel())
@@ -256,7 +257,9 @@ class DenseModel:
             x += layer.down_bias
         return x
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:  # the rest is in the projection that follows
+            return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), self._floor)
         return F.rms_norm(x, weight.shape, weight, self.shape.eps)
 
     def _logits(self, hidden: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from areal_agent.inference.engine.shape import DenseShape
 class LayerWeights:
     """One layer, with projections that share an input fused into one matrix."""
 
-    norm_in: Tensor
+    norm_in: Tensor | None
+    """None when it is folded into `qkv`, see `fuse`."""
     qkv: Tensor
     qkv_bias: Tensor | None
     q_norm: Tensor | None
@@ -26,7 +27,7 @@ class LayerWeights:
     out: Tensor
     """Transposed: [heads * head_dim, hidden]."""
     out_bias: Tensor | None
-    norm_mlp: Tensor
+    norm_mlp: Tensor | None
     gate_up: Tensor
     gate_up_bias: Tensor | None
     down: Tensor
@@ -116,7 +117,12 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, tuple[int, .
 def fuse(
     state: Mapping[str, Tensor], shape: DenseShape, dtype: torch.dtype, device: torch.device
 ) -> DenseWeights:
-    """Arrange checked weights for the dense forward."""
+    """Arrange checked weights for the dense forward.
+
+    In float32 on a CPU the norms before a projection are folded into it, times the square root of
+    the width: what is left of a norm is then a division by a length. Elsewhere there is a kernel
+    for the whole norm, and in bfloat16 folding would round once more.
+    """
 
     def take(name: str) -> Tensor:
         return state[name].to(dtype=dtype)
@@ -135,6 +141,7 @@ def fuse(
                     if name.startswith(f"model.layers.{layer}.")
                 },
                 shape,
+                fold=folds(dtype, device),
             )
             for layer in range(shape.layers)
         ),
@@ -143,7 +150,14 @@ def fuse(
     )
 
 
-def _fuse_layer(t: Mapping[str, Tensor], shape: DenseShape) -> LayerWeights:
+def folds(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether norms are folded into the projections behind them."""
+    return dtype == torch.float32 and device.type == "cpu"
+
+
+def _fuse_layer(t: Mapping[str, Tensor], shape: DenseShape, *, fold: bool) -> LayerWeights:
+    norm_in, norm_mlp = t["input_layernorm.weight"], t["post_attention_layernorm.weight"]
+    root = shape.hidden**0.5
     order = _interleaved(shape.head_dim)
 
     def pairs(name: str) -> Tensor:  # rows of each head reordered, see _interleaved
@@ -158,15 +172,15 @@ def _fuse_layer(t: Mapping[str, Tensor], shape: DenseShape) -> LayerWeights:
         return torch.cat((t[f"mlp.gate_proj.{kind}"], t[f"mlp.up_proj.{kind}"])).contiguous()
 
     return LayerWeights(
-        norm_in=t["input_layernorm.weight"],
-        qkv=joined("weight"),
+        norm_in=None if fold else norm_in,
+        qkv=joined("weight").mul_(norm_in * root) if fold else joined("weight"),
         qkv_bias=joined("bias") if shape.qkv_bias else None,
         q_norm=t["self_attn.q_norm.weight"][order].contiguous() if shape.qk_norm else None,
         k_norm=t["self_attn.k_norm.weight"][order].contiguous() if shape.qk_norm else None,
         out=t["self_attn.o_proj.weight"].t(),
         out_bias=t["self_attn.o_proj.bias"] if shape.out_bias else None,
-        norm_mlp=t["post_attention_layernorm.weight"],
-        gate_up=gate_up("weight"),
+        norm_mlp=None if fold else norm_mlp,
+        gate_up=gate_up("weight").mul_(norm_mlp * root) if fold else gate_up("weight"),
         gate_up_bias=gate_up("bias") if shape.mlp_bias else None,
         down=t["mlp.down_proj.weight"].t(),
         down_bias=t["mlp.down_proj.bias"] if shape.mlp_bias else None,
