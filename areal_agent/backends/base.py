@@ -30,7 +30,8 @@ class StepResult:
     """What one optimiser step did."""
 
     applied: bool
-    """False when the gradient was not finite: parameters and optimiser state are untouched."""
+    """False when the gradient was not finite, or when no token was to be trained on: parameters
+    and optimiser state are untouched."""
     metrics: Mapping[str, float]
     """Averages over the global batch: ``loss``, ``grad_norm``, ``lr``, and the loss's own."""
 

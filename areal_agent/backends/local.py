@@ -4,6 +4,7 @@ Legend: N rows, T tokens.
 """
 
 import logging
+import math
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
@@ -87,6 +88,8 @@ class LocalBackend:
                 width = max(lengths[rows[0]], 1)
                 ids = _clean_ids(batch.input_ids[rows, :width], batch.attention_mask[rows, :width])
                 mask = batch.loss_mask[rows, :width]
+                if not mask.any():
+                    continue
                 values = self._token_logprobs(ids, mask, batch.temperature)
                 out[rows, :width] = values.float().cpu()
         return out
@@ -95,14 +98,16 @@ class LocalBackend:
         """See `TrainBackend.step`. A batch without any loss token changes nothing either."""
         self._model.zero_grad(set_to_none=True)
         sums = _Sums()
-        if batch.n_loss_tokens > 0:
-            lengths = batch.attention_mask.sum(1).tolist()
-            for rows in micro_batches(lengths, self._config.max_tokens_per_mb):
-                micro = self._to_device(batch.rows(rows))
-                logprobs = self._token_logprobs(micro.input_ids, micro.loss_mask, micro.temperature)
-                output = loss(logprobs, micro)
-                cast("Any", output.loss).backward()
-                sums.add(output)
+        lengths = batch.attention_mask.sum(1).tolist()
+        for rows in micro_batches(lengths, self._config.max_tokens_per_mb):
+            micro = batch.rows(rows)
+            if micro.n_loss_tokens == 0:
+                continue
+            micro = self._to_device(micro)
+            logprobs = self._token_logprobs(micro.input_ids, micro.loss_mask, micro.temperature)
+            output = loss(logprobs, micro)
+            cast("Any", output.loss).backward()
+            sums.add(output)
         metrics = sums.averages()
         if sums.count == 0:
             return StepResult(applied=False, metrics=metrics)
@@ -156,7 +161,7 @@ class LocalBackend:
             gradient.div_(count)
         norm = nn.utils.get_total_norm(gradients)
         metrics |= {"grad_norm": float(norm), "lr": self._optimizer.lr}
-        if torch.isfinite(norm) and torch.isfinite(torch.tensor(metrics["loss"])):
+        if math.isfinite(metrics["grad_norm"]) and math.isfinite(metrics["loss"]):
             self._optimizer.step(norm)
             self._skipped_in_row = 0
             return StepResult(applied=True, metrics=metrics)

@@ -1,8 +1,7 @@
 """Cut a batch into micro-batches that fit a token budget.
 
 Rows are sorted by length and padded to the longest of their micro-batch. On a CPU that beats
-packing with a block-diagonal mask, and it is as fast as a loop over sequences (see the measurements
-in the docs on training).
+packing with a block-diagonal mask, and it is as fast as a loop over sequences.
 """
 
 from collections.abc import Sequence

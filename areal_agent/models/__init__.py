@@ -1,0 +1,1 @@
+"""Models as folders: any causal LM of transformers, loaded, made anew, exported."""

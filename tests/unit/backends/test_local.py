@@ -1,15 +1,19 @@
 """The local backend where the contract does not reach: weights that are not finite, generators."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from areal_agent.algorithms.sft import Sft
 from areal_agent.backends.local import LocalBackend
-from areal_agent.config.training import TrainEngineConfig
+from areal_agent.config.training import OptimizerConfig, TrainEngineConfig
 from areal_agent.errors import ConfigError, NonFiniteError, TrainError
+from areal_agent.trainer.sft import sft_batch
+from areal_agent.trajectory import TrainBatch
 
 
 def make(folder: Path) -> LocalBackend:
@@ -89,3 +93,32 @@ def test_cuda_that_is_not_there(tiny_model: Path) -> None:
         pytest.skip("there is a CUDA device")
     with pytest.raises(ConfigError, match="'cuda'"):
         LocalBackend(TrainEngineConfig(device="cuda"), tiny_model, total_optimizer_steps=1, seed=0)
+
+
+def test_bfloat16_learns_in_float32_weights(tiny_model: Path) -> None:
+    config = TrainEngineConfig(dtype="bfloat16", optimizer=OptimizerConfig(lr=1e-2))
+    backend = LocalBackend(config, tiny_model, total_optimizer_steps=9, seed=0)
+    rows = [([2 + i + j for j in range(12)], [j > 3 for j in range(12)]) for i in range(8)]
+    losses = [backend.step(sft_batch(rows), Sft().loss).metrics["loss"] for _ in range(9)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert {p.dtype for p in backend._model.parameters()} == {torch.float32}
+
+
+def test_rows_without_loss_tokens_cost_nothing_and_change_nothing(tiny_model: Path) -> None:
+    batch = sft_batch([([3, 4, 5], [False, True, True]), ([6, 7], [False, True])])
+    one_row = batch.rows([0])
+    first_only = replace(batch, loss_mask=batch.loss_mask & torch.tensor([[True], [False]]))
+    lone = replace(first_only, attention_mask=first_only.attention_mask.clone())
+    lone.attention_mask[1, :] = False
+    config = TrainEngineConfig(max_tokens_per_mb=1)
+
+    def run(given: TrainBatch) -> dict[str, float]:
+        backend = LocalBackend(config, tiny_model, total_optimizer_steps=9, seed=0)
+        assert backend.logprobs(given)[0].tolist() == pytest.approx(
+            backend.logprobs(one_row)[0].tolist(), abs=1e-6
+        )
+        return dict(backend.step(given, Sft().loss).metrics)
+
+    expected = run(one_row)
+    assert run(first_only) == pytest.approx(expected)
+    assert run(lone) == pytest.approx(expected)
