@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig
 
 from areal_agent.errors import ConfigError, InferenceError, WeightUpdateError
@@ -18,7 +19,9 @@ from areal_agent.inference.engine.shape import why_not_dense
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""Largest difference of a logprob in float32, mean difference in bfloat16: there single logprobs
+are off by a few tenths between any two implementations, but a wrong forward is off by whole ones."""
 _UNKNOWN_LENGTH = 2048
 
 
@@ -101,7 +104,9 @@ def _runner(
         )
         return FallbackModel.from_folder(folder, dtype=dtype, device=device)
     runner = DenseModel.from_folder(folder, config, dtype=dtype, device=device)
-    difference = self_check(runner, load_reference(folder, dtype=dtype, device=device))
+    differences = self_check(runner, load_reference(folder, dtype=dtype, device=device))
+    exact = dtype == torch.float32
+    difference = float(differences.max() if exact else differences.mean())
     if difference > _TOLERANCE[dtype]:
         raise InferenceError(
             f"the engine's logits differ from transformers' by {difference:.2e}, expected at most "
@@ -112,8 +117,8 @@ def _runner(
 
 
 @torch.inference_mode()
-def self_check(runner: Runner, reference: Any) -> float:
-    """Largest difference of logprobs between the runner and a plain transformers forward.
+def self_check(runner: Runner, reference: Any) -> Tensor:
+    """Differences of logprobs between the runner and a plain transformers forward.
 
     Two rows of different length go through prefill and a few decoding steps.
     """
@@ -126,10 +131,10 @@ def self_check(runner: Runner, reference: Any) -> float:
         tokens = np.array([row[i] for row, i in zip(rows, at, strict=True)])
         found.append(runner.decode(tokens, at))
     ours = torch.stack(found, 1).log_softmax(-1)  # [2, 4, V]
-    worst = 0.0
+    differences: list[Tensor] = []
     for i, row in enumerate(rows):
         ids = torch.tensor([row], device=reference.device)
         logits = reference(input_ids=ids, use_cache=False).logits[0].float()
         theirs = logits[len(row) - 5 : len(row) - 1].log_softmax(-1)
-        worst = max(worst, float((ours[i] - theirs).abs().max()))
-    return worst
+        differences.append((ours[i] - theirs).abs())
+    return torch.stack(differences)  # [2, 4, V]
