@@ -137,18 +137,16 @@ def _ending(result: object) -> _Ending:
 def _ending_of(error: BaseException, expired: bool, timeout_seconds: float) -> _Ending:
     cause = first_error(error)
     if isinstance(cause, TimeoutError) and expired:
-        ending = _failed(cause, "timeout", "timeout")
         message = f"the episode took longer than {timeout_seconds:g} s (episode_timeout_seconds)"
-        if ending.failure is not None:
-            ending.failure = replace(ending.failure, message=message)
-        return ending
+        failure = replace(describe(error, "timeout"), type="TimeoutError", message=message)
+        return _Ending("timeout", failure=failure)
     if isinstance(cause, InferenceError):
-        return _failed(cause, "inference_error", "inference")
+        return _failed(error, "inference_error", "inference")
     if isinstance(cause, RewardError):
-        return _failed(cause, "reward_error", "reward")
+        return _failed(error, "reward_error", "reward")
     if isinstance(cause, TrajectoryError):
-        return _failed(cause, "workflow_error", "trajectory")
-    return _failed(cause, "workflow_error", "workflow")
+        return _failed(error, "workflow_error", "trajectory")
+    return _failed(error, "workflow_error", "workflow")
 
 
 def _failed(error: BaseException, outcome: Outcome, place: str) -> _Ending:
@@ -156,9 +154,13 @@ def _failed(error: BaseException, outcome: Outcome, place: str) -> _Ending:
 
 
 def describe(error: BaseException, place: str) -> Failure:
-    """Turn an exception into data; one whose text cannot be had is named all the same."""
+    """Turn an exception into data, named after its first leaf when it is a group.
+
+    One whose text cannot be had is named all the same.
+    """
+    cause = first_error(error)
     try:
-        message = str(error)
+        message = str(cause)
     except Exception as inner:  # noqa: BLE001 - str() of a user's exception may do anything
         message = f"<its text could not be had: {type(inner).__name__}>"
     try:
@@ -167,7 +169,7 @@ def describe(error: BaseException, place: str) -> Failure:
         trace = "".join(traceback.format_tb(error.__traceback__))
     return Failure(
         place=place,
-        type=type(error).__name__,
+        type=type(cause).__name__,
         message=message[:_MAX_MESSAGE_CHARS],
         traceback=trace[-_MAX_TRACEBACK_CHARS:],
     )
