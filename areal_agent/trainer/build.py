@@ -21,6 +21,7 @@ from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.trainer.folder import RunFolder, create_run_folder
 from areal_agent.trainer.parts import Parts, prepare
+from areal_agent.trainer.pinned import pin_paths
 from areal_agent.trainer.run import Run
 
 logger = logging.getLogger(__name__)
@@ -52,7 +53,8 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     """
     parts = prepare(as_loaded(settings))
     folder = create_run_folder(parts.config, Path.cwd())
-    folder.settings.write_text(dump_config(parts.config), encoding="utf-8")
+    pinned = pin_paths(parts.config, parts.base)
+    folder.settings.write_text(dump_config(pinned), encoding="utf-8")
     _write_environment(folder)
     async with AsyncExitStack() as stack:
         servers, backend, control_key = await _start_processes(parts, folder, stack)
