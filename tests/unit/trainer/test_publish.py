@@ -1,0 +1,67 @@
+"""Publishing: export, load everywhere, compare; a server that serves something else is found."""
+
+from pathlib import Path
+
+import pytest
+from trainer_support import ScriptedBackend, batch_of
+
+from areal_agent.errors import NonFiniteError, WeightUpdateError
+from areal_agent.testing.fakes import FakeEngine
+from areal_agent.trainer.publish import WeightPublisher
+
+
+def publisher(
+    tmp_path: Path, engine: FakeEngine, backend: ScriptedBackend, *, limit: float = 1e-2
+) -> WeightPublisher:
+    return WeightPublisher(backend, engine, tmp_path, max_probe_difference=limit)
+
+
+async def test_weights_are_exported_then_served(tmp_path: Path) -> None:
+    backend = ScriptedBackend()
+    async with FakeEngine() as engine:
+        metrics = await publisher(tmp_path, engine, backend).publish(1, batch_of([0, 1]))
+        assert engine.version == 1
+        assert engine.loaded == [(tmp_path / "v000001", 1)]
+    assert metrics["publish/version"] == 1
+    assert metrics["publish/probe_abs_max"] == 0
+
+
+async def test_two_versions_stay_on_disk(tmp_path: Path) -> None:
+    (tmp_path / "vault").mkdir()
+    async with FakeEngine() as engine:
+        publish = publisher(tmp_path, engine, ScriptedBackend()).publish
+        for version in range(1, 5):
+            await publish(version, batch_of([0, 1]))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v000003", "v000004", "vault"]
+
+
+async def test_a_server_that_serves_other_weights_ends_the_run(tmp_path: Path) -> None:
+    backend = ScriptedBackend(logprob=-0.7)
+    async with FakeEngine() as engine:
+        with pytest.raises(WeightUpdateError, match=r"differ from the trainer's by 0\.2"):
+            await publisher(tmp_path, engine, backend).publish(1, batch_of([0, 1]))
+
+
+async def test_a_probe_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:
+    backend = ScriptedBackend(logprob=float("nan"))
+    async with FakeEngine() as engine:
+        with pytest.raises(WeightUpdateError, match="nan"):
+            await publisher(tmp_path, engine, backend).publish(1, batch_of([0, 1]))
+
+
+async def test_non_finite_weights_are_never_published(tmp_path: Path) -> None:
+    async with FakeEngine() as engine:
+        with pytest.raises(NonFiniteError):
+            await publisher(tmp_path, engine, ScriptedBackend(finite=False)).publish(
+                1, batch_of([0, 1])
+            )
+        assert engine.version == 0
+        assert engine.loaded == []
+
+
+async def test_a_refused_update_keeps_the_old_version(tmp_path: Path) -> None:
+    async with FakeEngine() as engine:
+        engine.refuse_weights(tmp_path / "v000001")
+        with pytest.raises(WeightUpdateError):
+            await publisher(tmp_path, engine, ScriptedBackend()).publish(1, batch_of([0, 1]))
+        assert engine.version == 0
