@@ -54,11 +54,12 @@ class ChatFormat:
         self.tokenizer = tokenizer
         named = tool_parser or cast("str | None", tokenizer.init_kwargs.get("tool_parser"))
         self._parse = get_tool_parser(named) if named else ParsedReply
+        # Handing tools to a template that does not show them costs as much as rendering.
+        self._shows_tools = "tools" in str(tokenizer.chat_template)
         after_reply = self._encode(self._after_reply([{"role": "user", "content": "?"}], [], None))
-        self._end_of_turn = after_reply[0] if after_reply else None
-        ids = {*eos_token_ids, cast("int | None", tokenizer.eos_token_id)}
-        if self._end_of_turn in tokenizer.all_special_ids:
-            ids.add(self._end_of_turn)
+        first = after_reply[0] if after_reply else None
+        self._end_of_turn = first if first in tokenizer.all_special_ids else None
+        ids = {*eos_token_ids, self._end_of_turn, cast("int | None", tokenizer.eos_token_id)}
         self.eos_token_ids: frozenset[int] = frozenset(i for i in ids if i is not None)
         """Ids that end a reply."""
 
@@ -196,9 +197,10 @@ class ChatFormat:
         *,
         open_reply: bool = True,
     ) -> str:
+        schemas = cast("Any", tools if self._shows_tools else None)
         try:
             text = self.tokenizer.apply_chat_template(
-                messages, tools=cast("Any", tools), tokenize=False, add_generation_prompt=open_reply
+                messages, tools=schemas, tokenize=False, add_generation_prompt=open_reply
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             roles = [message["role"] for message in messages]

@@ -129,6 +129,7 @@ def test_ends_of_turn_come_from_tokenizer_template_and_caller(
         [], chat_template="{% for m in messages %}{{ m.content }}.{% endfor %}"
     )
     assert ChatFormat(plain).eos_token_ids == {plain.eos_token_id}
+    assert plain.decode(ChatFormat(plain).continuation_ids([USER], [USER])) == ".ab?."
 
 
 def test_a_tool_parser_may_be_named_by_the_model(tokenizer: PreTrainedTokenizerFast) -> None:
