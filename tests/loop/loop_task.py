@@ -1,0 +1,23 @@
+"""A task that any model can be trained on: a random one too gets different rewards in a group."""
+
+from typing import Any
+
+from areal_agent import InferenceEngine, RolloutWorkflow
+
+
+def problems(n: int = 16) -> list[dict[str, Any]]:
+    return [{"messages": [{"role": "user", "content": f"{i} + {i}?"}]} for i in range(n)]
+
+
+def parity(
+    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **_: object
+) -> float:
+    """1 when the sampled ids add up to an even number."""
+    return float(sum(completion_ids) % 2 == 0)
+
+
+class Failing(RolloutWorkflow):
+    """Cannot do anything."""
+
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> None:
+        raise ZeroDivisionError("the workflow divides by nothing")

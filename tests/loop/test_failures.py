@@ -1,0 +1,91 @@
+"""What goes wrong ends with a message that names it and a code that is not 0; nothing hangs."""
+
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from loop_support import TASK, Driver, metrics_of, settings
+
+pytestmark = pytest.mark.timeout(300)
+
+SECONDS = 10.0
+"""From the death of a process of ours to the end of the run."""
+
+
+def test_a_typo_is_named_before_anything_starts(tmp_path: Path, model: Path) -> None:
+    values = settings(tmp_path, model, rollout={"max_head_offpolicynes": 2})
+    with Driver(tmp_path, values) as run:
+        assert run.wait() == 2
+        assert "rollout.max_head_offpolicynes" in run.stderr
+        assert "did you mean 'rollout.max_head_offpolicyness'?" in run.stderr
+        assert str(tmp_path / "config.yaml") in run.stderr
+        assert "Traceback" not in run.stderr
+        assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_model_is_named_before_anything_starts(tmp_path: Path) -> None:
+    with Driver(tmp_path, settings(tmp_path, tmp_path / "no-model")) as run:
+        assert run.wait() == 2
+        assert str(tmp_path / "no-model") in run.stderr
+        assert "does not exist" in run.stderr
+        assert "Traceback" not in run.stderr
+        assert not (tmp_path / "runs").exists()
+
+
+def test_an_occupied_port_is_named(tmp_path: Path, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        values = settings(tmp_path, model, rollout={"server": {"port": port}})
+        with Driver(tmp_path, values) as run:
+            assert run.wait() == 1
+            run.wait_gone(SECONDS)
+            assert f"port {port} on 127.0.0.1 is in use by another process" in run.stderr
+            assert "Traceback" not in run.stderr
+
+
+def test_a_workflow_that_always_raises_ends_the_run_with_its_cause(
+    tmp_path: Path, model: Path
+) -> None:
+    values = settings(tmp_path, model, workflow={"use": f"{TASK}:Failing"}, total_train_steps=50)
+    with Driver(tmp_path, values) as run:
+        assert run.wait() == 1
+        run.wait_gone(SECONDS)
+        message = run.stderr[run.stderr.index("\nerror: ") :]
+        assert "episodes in a row failed (rollout.max_consecutive_failures 64)" in message
+        cause = "workflow_error: ZeroDivisionError: the workflow divides by nothing"
+        assert re.search(rf"the commonest cause, \d+ times: {cause}\n", message)
+        assert "loop_task.py" in message  # where to look
+
+
+@pytest.mark.parametrize("who", ["inference server-0", "the trainer's worker"])
+def test_a_process_that_is_killed_ends_the_run_and_is_named(
+    who: str, tmp_path: Path, model: Path
+) -> None:
+    with Driver(tmp_path, settings(tmp_path, model, total_train_steps=100_000)) as run:
+        run.until_step(2)
+        victim = run.server() if who == "inference server-0" else run.worker()
+        killed = time.monotonic()
+        victim.send_signal(signal.SIGKILL)
+        assert run.wait(SECONDS) == 1
+        run.wait_gone(SECONDS - (time.monotonic() - killed))
+        assert f"error: {who} (process {victim.pid}) was ended by SIGKILL" in run.stderr
+        assert "Traceback" not in run.stderr
+
+
+def test_data_shorter_than_a_batch_end_the_run_well(tmp_path: Path, model: Path) -> None:
+    values = settings(
+        tmp_path,
+        model,
+        train_dataset={"use": f"{TASK}:problems", "args": {"n": 3}},
+        total_train_steps=None,
+        total_train_epochs=2,
+        rollout={"consumer_batch_size": 8},
+    )
+    with Driver(tmp_path, values) as run:
+        assert run.wait() == 0, run.said()
+        assert run.summary["steps"] == 1
+        (step,) = metrics_of(run.folder)
+        assert step["rollout/episodes"] == 3 * 2 * 4
