@@ -1,4 +1,4 @@
-"""Run every code block of the docs: each must be complete, imports included."""
+"""Run every code block of README and docs: each must be complete, imports included."""
 
 from pathlib import Path
 
@@ -35,6 +35,7 @@ pytest_collect_file = Sybil(
         CodeBlockParser("python", run_python),
         CodeBlockParser("yaml", read_settings),
     ],
-    patterns=["*.md"],
+    patterns=["README.md", "docs/*.md"],
+    excludes=["examples/**/*.md", "areal_agent/**/*.md"],
     fixtures=["in_empty_folder"],
 ).pytest()
