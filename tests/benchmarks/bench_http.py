@@ -108,7 +108,9 @@ def main() -> None:
     args = parser.parse_args()
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1/completions"
-    server = multiprocessing.get_context("fork").Process(target=serve, args=(listener,), daemon=True)
+    server = multiprocessing.get_context("fork").Process(
+        target=serve, args=(listener,), daemon=True
+    )
     server.start()
     try:
         results = asyncio.run(run(url, args.n, args.concurrent, args.repeats))

@@ -1,7 +1,8 @@
 """What every inference engine promises: the fake, the client over HTTP, and the real server."""
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+import shutil
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +56,11 @@ async def http(folder):
 
 
 @asynccontextmanager
-async def embedded(folder):
+async def embedded(folder, loaded):
     from areal_agent.inference.embedded import ServeSettings, make_engine, make_state
-    from areal_agent.inference.engine.load import load_model
     from areal_agent.inference.server.app import make_app
 
     settings = ServeSettings(model=folder, instance_id="contract")
-    loaded = load_model(folder, dtype="float32", device="cpu")
     async with make_engine(settings, loaded) as inner:
         state = make_state(settings, loaded, inner, control_key=KEY, api_key=None)
         async with (
@@ -79,11 +78,37 @@ async def embedded(folder):
             yield Subject(engine, folder, lambda: inner.stats()["running"])
 
 
+@pytest.fixture(scope="session")
+def served_model(tiny_model, tmp_path_factory):
+    """The tiny model with a tokenizer of 64 words, as the server wants it."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(tiny_model, folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w0").save_pretrained(
+        folder
+    )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def loaded_model(served_model):
+    from areal_agent.inference.engine.load import load_model
+
+    return load_model(served_model, dtype="float32", device="cpu")
+
+
 @pytest.fixture(params=["fake", "http", "embedded"])
-async def subject(request, tiny_model):
-    opener = {"fake": fake, "http": http, "embedded": embedded}[request.param]
-    async with AsyncExitStack() as stack:
-        yield await stack.enter_async_context(opener(tiny_model))
+async def subject(request, served_model):
+    if request.param == "embedded":
+        opening = embedded(served_model, request.getfixturevalue("loaded_model"))
+    else:
+        opening = {"fake": fake, "http": http}[request.param](served_model)
+    async with opening as opened:
+        yield opened
 
 
 def ask(prompt=(4, 5, 6), **gconfig):
