@@ -11,7 +11,8 @@ from torch import Tensor
 
 from areal_agent.trajectory import RolloutBatch, TrainBatch
 
-Need = Literal["prox_logprobs", "ref_logprobs", "values"]
+Need = Literal["prox_logprobs"]
+"""Logprobs under the weights at the start of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,14 @@ class Algorithm(Protocol):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What must be computed before `advantages`."""
+        """What the loss compares with, besides the sampler's logprobs."""
         ...
 
-    def advantages(
-        self, batch: RolloutBatch, *, prox_logprobs: Tensor | None = None
-    ) -> tuple[TrainBatch, dict[str, float]]:
+    def advantages(self, batch: RolloutBatch) -> tuple[TrainBatch, dict[str, float]]:
         """Turn rewards into advantages; rows without signal may be dropped.
 
-        Returns the batch to train on and metrics.
+        Returns the batch to train on and metrics. Its `prox_logprobs` are the sampler's: whoever
+        drives the algorithm replaces them when `needs` says so, for these rows only.
         """
         ...
 

@@ -14,7 +14,7 @@ from areal_agent.algorithms.advantages import group_advantages
 from areal_agent.algorithms.base import LossOutput, Need
 from areal_agent.algorithms.losses import ClipRange, policy_loss
 from areal_agent.config.algorithm import GrpoConfig
-from areal_agent.errors import ConfigError, TrainError
+from areal_agent.errors import ConfigError
 from areal_agent.trajectory import RolloutBatch, TrainBatch
 
 
@@ -43,17 +43,12 @@ class Grpo:
         decoupled = self._config.use_decoupled_loss
         return frozenset[Need]({"prox_logprobs"} if decoupled else ())
 
-    def advantages(
-        self, batch: RolloutBatch, *, prox_logprobs: Tensor | None = None
-    ) -> tuple[TrainBatch, dict[str, float]]:
+    def advantages(self, batch: RolloutBatch) -> tuple[TrainBatch, dict[str, float]]:
         """See `Algorithm.advantages`. Every row may be dropped: the batch then has none.
 
         Raises:
             TrajectoryError: a reward is not finite.
-            TrainError: `prox_logprobs` are needed and not given.
         """
-        if self._config.use_decoupled_loss and prox_logprobs is None:
-            raise TrainError("the decoupled loss needs prox_logprobs: compute them before training")
         found = group_advantages(
             batch.rewards,
             batch.group_ids,
@@ -63,8 +58,7 @@ class Grpo:
         )
         values: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(RolloutBatch)}
         values["advantages"] = found.values[:, None].expand_as(batch.logprobs).clone()
-        decoupled = self._config.use_decoupled_loss
-        values["prox_logprobs"] = prox_logprobs if decoupled else batch.logprobs
+        values["prox_logprobs"] = batch.logprobs
         n_dropped = 0
         if self._config.drop_zero_variance:
             keep = found.has_signal

@@ -5,7 +5,7 @@ Legend: N rows, T tokens.
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -40,13 +40,12 @@ async def update_policy(
         NonFiniteError: too many steps in a row had a non-finite gradient.
     """
     started = time.perf_counter()
-    prox = None
-    if "prox_logprobs" in algorithm.needs:
-        prox = await backend.logprobs(batch)
-    train_batch, told = algorithm.advantages(batch, prox_logprobs=prox)
+    train_batch, told = algorithm.advantages(batch)
     metrics = {f"advantages/{name}": value for name, value in told.items()}
-    if prox is not None:
-        metrics |= sampler_mismatch(batch, prox)
+    if "prox_logprobs" in algorithm.needs and len(train_batch) > 0:
+        prox = await backend.logprobs(train_batch)
+        metrics |= sampler_mismatch(train_batch, prox)
+        train_batch = replace(train_batch, prox_logprobs=prox)
     results: list[StepResult] = []
     if len(train_batch) > 0:
         cut = minibatches(train_batch, n_minibatches, seed)

@@ -11,7 +11,7 @@ from areal_agent.algorithms.grpo import Grpo
 from areal_agent.backends.base import LossSpec
 from areal_agent.backends.losses import loss_from_spec
 from areal_agent.config.algorithm import GrpoConfig
-from areal_agent.errors import ConfigError, TrainError
+from areal_agent.errors import ConfigError
 from areal_agent.trajectory import RolloutBatch, TrainBatch
 
 
@@ -23,13 +23,8 @@ def test_decoupled_needs_prox_logprobs() -> None:
     batch = make_batch()
     decoupled = Grpo(GrpoConfig())
     assert decoupled.needs == {"prox_logprobs"}
-    with pytest.raises(TrainError, match="prox_logprobs"):
-        decoupled.advantages(as_rollout(batch))
-    train, _ = decoupled.advantages(as_rollout(batch), prox_logprobs=batch.prox_logprobs)
-    assert torch.equal(train.prox_logprobs, batch.prox_logprobs)
-    coupled = Grpo(GrpoConfig(use_decoupled_loss=False))
-    assert coupled.needs == frozenset()
-    train, _ = coupled.advantages(as_rollout(batch))
+    assert Grpo(GrpoConfig(use_decoupled_loss=False)).needs == frozenset()
+    train, _ = decoupled.advantages(as_rollout(batch))
     assert torch.equal(train.prox_logprobs, batch.logprobs)
 
 
@@ -37,16 +32,14 @@ def test_groups_without_signal_are_dropped() -> None:
     batch = make_batch(8)
     rewards = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0])
     rollout = replace(as_rollout(batch), rewards=rewards)
-    train, metrics = Grpo(GrpoConfig()).advantages(rollout, prox_logprobs=batch.prox_logprobs)
+    train, metrics = Grpo(GrpoConfig()).advantages(rollout)
     assert train.group_ids.tolist() == [1] * 4
     assert torch.equal(train.input_ids, batch.input_ids[4:])
-    assert torch.equal(train.prox_logprobs, batch.prox_logprobs[4:])
+    assert torch.equal(train.prox_logprobs, batch.logprobs[4:])
     assert metrics["rows_dropped"] == 4
     assert metrics["groups_without_signal"] == 0.5
     assert metrics["reward"] == pytest.approx(5 / 8)
-    kept, _ = Grpo(GrpoConfig(drop_zero_variance=False)).advantages(
-        rollout, prox_logprobs=batch.prox_logprobs
-    )
+    kept, _ = Grpo(GrpoConfig(drop_zero_variance=False)).advantages(rollout)
     assert len(kept) == 8
     assert (kept.advantages[:4] == 0).all()
 
@@ -54,7 +47,7 @@ def test_groups_without_signal_are_dropped() -> None:
 def test_all_rows_may_be_dropped() -> None:
     batch = make_batch(4)
     rollout = replace(as_rollout(batch), rewards=torch.ones(4))
-    train, metrics = Grpo(GrpoConfig()).advantages(rollout, prox_logprobs=batch.prox_logprobs)
+    train, metrics = Grpo(GrpoConfig()).advantages(rollout)
     assert len(train) == 0
     assert train.n_loss_tokens == 0
     assert metrics["rows_dropped"] == 4

@@ -19,7 +19,7 @@ async def update(backend: ScriptedBackend, batch: RolloutBatch, n: int = 2) -> U
 
 
 def train_batch(*groups: list[float]) -> TrainBatch:
-    made, _ = GRPO.advantages(batch_of(*groups), prox_logprobs=batch_of(*groups).logprobs)
+    made, _ = GRPO.advantages(batch_of(*groups))
     return made
 
 
@@ -39,6 +39,24 @@ async def test_groups_without_signal_are_not_stepped_on() -> None:
     assert backend.stepped == []
     assert result.applied_steps == 0
     assert result.metrics["update/loss_tokens"] == 0
+
+
+async def test_only_rows_with_a_signal_are_compared_with_the_weights_of_the_step() -> None:
+    backend = ScriptedBackend(logprob=-0.75)
+    result = await update(backend, batch_of([1, 1], [0, 1]))
+    assert result.metrics["mismatch/abs_mean"] == pytest.approx(0.25)
+    (stepped,) = backend.stepped
+    assert stepped.prox_logprobs[stepped.loss_mask].tolist() == [-0.75] * 6
+
+
+async def test_without_decoupling_nothing_is_recomputed() -> None:
+    backend = ScriptedBackend(logprob=-0.75)
+    plain = build_algorithm("grpo", {"type": "grpo", "use_decoupled_loss": False})
+    spec = LossSpec("grpo", {"type": "grpo", "use_decoupled_loss": False})
+    batch = batch_of([0, 1])
+    result = await update_policy(backend, plain, spec, batch, n_minibatches=1, seed=7)
+    assert "mismatch/abs_mean" not in result.metrics
+    assert backend.stepped[0].prox_logprobs.equal(batch.logprobs)
 
 
 async def test_skipped_steps_are_counted_and_leave_the_averages_alone() -> None:
