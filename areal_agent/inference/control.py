@@ -102,22 +102,35 @@ class ControlPlane:
     ) -> None:
         """Load `path` on every replica that is up; on a failure put `previous` back everywhere.
 
+        A replica that turns out to be dead is left out.
+
         Raises:
             WeightUpdateError: naming each replica that failed and its reply.
         """
         up = self._pool.up
-        if not up:
-            raise WeightUpdateError(f"cannot load {path} as version {version}: no replica is left")
         failures = await collect(self._load(replica, path, version, mode) for replica in up)
         failed = {r: error for r, error in zip(up, failures, strict=True) if error is not None}
-        if not failed:
+        await collect(self._leave_out_if_gone(replica, failed) for replica in list(failed))
+        up = self._pool.up
+        if up and not failed:
             return
+        if not up:
+            raise WeightUpdateError(f"cannot load {path} as version {version}: no replica is left")
         await self._roll_back(up, failed, version, mode, previous)
         await self.resume()
         raise WeightUpdateError(
             f"version {version} was not loaded from {path} and is served nowhere: "
             + "; ".join(f"{replica.url}: {error}" for replica, error in failed.items())
         )
+
+    async def _leave_out_if_gone(
+        self, replica: Replica, failed: dict[Replica, InferenceError]
+    ) -> None:
+        """A replica that died serves no weights at all: the others need not go back for it."""
+        try:
+            await self.health(replica)
+        except InferenceError:
+            self._pool.mark_down(replica, failed.pop(replica))
 
     async def _load(
         self, replica: Replica, path: Path, version: int, mode: WeightUpdateMode | None

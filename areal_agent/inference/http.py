@@ -29,7 +29,7 @@ class HttpTimeouts:
 
     request_seconds: float = 600.0
     """Total deadline of one `agenerate` or `score`, retries included."""
-    control_seconds: float = 30.0
+    control_seconds: float = 10.0
     """Of one control call."""
     update_seconds: float = 300.0
     """Of loading weights on one replica."""

@@ -122,6 +122,10 @@ class Budget:
             )
         else:
             return None
+        return self.error(head)
+
+    def error(self, head: str) -> RolloutError:
+        """Return an error that opens with `head` and names the commonest cause."""
         if not self._causes:
             return RolloutError(f"{head}; no cause was recorded")
         cause, times = self._causes.most_common(1)[0]

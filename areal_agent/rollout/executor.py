@@ -89,9 +89,13 @@ class RolloutExecutor:
         self._outcomes: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
+        self._entered = False
 
     async def __aenter__(self) -> Self:
         """Start feeding; the first episodes start at the engine's version."""
+        if self._entered:
+            raise RuntimeError("an executor runs once: make a new one")
+        self._entered = True
         self._gate.recover(self._engine.version)
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
@@ -123,8 +127,8 @@ class RolloutExecutor:
             The batch; a shorter one when the data has ended; None when nothing is left.
 
         Raises:
-            RolloutError: a budget is used up; groups that were finished before are handed out
-                first.
+            RolloutError: a budget is used up (groups that were finished before are handed out
+                first), or the data ended without a single usable group.
         """
         size = self._config.consumer_batch_size
         while True:
@@ -133,9 +137,17 @@ class RolloutExecutor:
             if self._error is not None:
                 raise self._error
             if self._ended:
-                return self._take(size) if len(self._buffer) else None
+                return self._last(size)
             self._progress.clear()
             await self._progress.wait()
+
+    def _last(self, size: int) -> GroupBatch | None:
+        if len(self._buffer):
+            return self._take(size)
+        if self._counts["dropped"] and not self._counts["consumed"]:
+            head = f"the data ended and none of its {self._counts['dropped']} groups was usable"
+            raise self._budget.error(head)
+        return None
 
     def on_version(self, version: int) -> None:
         """New weights are served everywhere: admit more, sweep what is now too old."""

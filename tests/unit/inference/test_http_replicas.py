@@ -127,6 +127,21 @@ async def test_an_update_that_one_refuses_is_undone_on_the_others():
         assert engine.version == 2
 
 
+async def test_a_replica_that_died_does_not_stop_an_update():
+    async with two_replicas() as (staying, dying, engine):
+        dying.fault = "out of memory"
+        dying.fake.refuse_weights(Path("/w/1"))
+        await engine.update_weights(Path("/w/1"), 1)
+        assert engine.version == 1
+        for _ in range(4):
+            assert set((await engine.agenerate(ask())).output_versions) == {1}
+        staying.fault = "out of memory, too"
+        staying.fake.refuse_weights(Path("/w/2"))
+        with pytest.raises(WeightUpdateError, match="no replica is left"):
+            await engine.update_weights(Path("/w/2"), 2)
+        assert engine.version == 1
+
+
 async def test_who_cannot_go_back_gets_no_more_requests():
     async with two_replicas(weights=Path("/w/0")) as (one, two, engine):
         one.fake.refuse_weights(Path("/w/0"))

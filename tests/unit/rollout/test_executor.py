@@ -124,6 +124,23 @@ async def test_groups_too_old_at_consumption_are_swept_and_issued_again():
         assert {e.id for e in batch.episodes} == {"0:1:1:0", "0:1:1:1"}
 
 
+async def test_data_that_ends_without_a_usable_group_is_an_error():
+    """S17: short data must not end as if all were well."""
+
+    async def broken(engine, data):
+        raise ValueError("the tool is missing")
+
+    async with asyncio.timeout(10), executor(Calls(broken), prompts(3)) as running:
+        with pytest.raises(RolloutError, match=r"none of its 3 groups.*the tool is missing"):
+            await running.next_batch()
+
+
+async def test_an_executor_runs_once():
+    async with executor() as running:
+        with pytest.raises(RuntimeError, match="runs once"):
+            await running.__aenter__()
+
+
 async def test_everything_refused_ends_with_a_named_error():
     """S17."""
     async with (

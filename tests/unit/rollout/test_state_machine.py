@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rollout_support import prompts, settings
 
-from areal_agent.errors import RewardError
+from areal_agent.errors import RewardError, RolloutError
 from areal_agent.rollout.executor import RolloutExecutor
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
@@ -85,7 +85,12 @@ class ExecutorMachine(RuleBasedStateMachine):
 
         self.loop.run_until_complete(turns())
         if self.consumer is not None and self.consumer.done():
-            taken, self.consumer = self.consumer.result(), None
+            error, done, self.consumer = self.consumer.exception(), self.consumer, None
+            if error is not None:
+                assert isinstance(error, RolloutError)
+                assert not any(self.taken)
+                assert self.executor.stats().dropped == self.n_prompts > 0
+            taken = None if error is not None else done.result()
             self.taken.append(taken)
             if taken is not None:
                 assert taken.version == self.engine.version
@@ -175,10 +180,10 @@ class ExecutorMachine(RuleBasedStateMachine):
             if self.consumer is None:
                 self.consumer = self.loop.create_task(self.executor.next_batch())
             self.finish_all()
-            if self.consumer is None:
+            if self.consumer is None or not self.workflow.waiting:
                 self.publish()
         assert self.taken
-        assert self.taken[-1] is None
+        assert self.taken[-1] is None, self.executor.stats()
         stats = self.executor.stats()
         assert stats.consumed + stats.dropped == self.n_prompts
         ids = [episode.id for episode in self.ended]
