@@ -121,6 +121,10 @@ def make_start(folder: Path, seed: int) -> None:
     tokenizer.init_kwargs["tool_parser"] = "bracket"
     source = folder.with_name(f"{folder.name}-tokenizer")
     tokenizer.save_pretrained(source)
+    settings = source / "tokenizer_config.json"
+    text = settings.read_text(encoding="utf-8")
+    # The name that transformers 4 knows as well.
+    settings.write_text(text.replace("TokenizersBackend", "PreTrainedTokenizerFast"), "utf-8")
     config = small_llama_config(
         len(tokenizer),
         eos_token_id=tokenizer.eos_token_id,
@@ -214,13 +218,13 @@ def write_provenance(folder: Path, made: Made) -> None:
     }
     text = json.dumps(facts, indent=2) + "\n"
     (folder / "provenance.json").write_text(text, encoding="utf-8")
+    accuracy = f"{made.accuracy:.1%} of {made.n_problems}"
     readme = f"""# The calculator example's starting point
 
 A Llama of {made.n_parameters:,} parameters, warmed up by supervised learning on the demonstrations
 of an imperfect teacher (`examples/calculator/task.py`), so that reinforcement learning has
-something to begin with. At temperature 1 it solves {made.accuracy:.1%} of {made.n_problems}
-held-out problems and calls the calculator in {made.tool_rate:.1%} of them; greedily it solves
-{made.accuracy_greedy:.1%}.
+something to begin with. At temperature 1 it solves {accuracy} held-out
+problems and calls the calculator in {made.tool_rate:.1%} of them; greedily it solves {made.accuracy_greedy:.1%}.
 
 `examples/calculator/make_model.py` makes it. Weights, tokenizer and template: Apache-2.0.
 """
