@@ -224,7 +224,8 @@ def write_provenance(folder: Path, made: Made) -> None:
 A Llama of {made.n_parameters:,} parameters, warmed up by supervised learning on the demonstrations
 of an imperfect teacher (`examples/calculator/task.py`), so that reinforcement learning has
 something to begin with. At temperature 1 it solves {accuracy} held-out
-problems and calls the calculator in {made.tool_rate:.1%} of them; greedily it solves {made.accuracy_greedy:.1%}.
+problems and calls the calculator in {made.tool_rate:.1%} of them; greedily it solves
+{made.accuracy_greedy:.1%}.
 
 `examples/calculator/make_model.py` makes it. Weights, tokenizer and template: Apache-2.0.
 """
