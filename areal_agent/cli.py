@@ -93,6 +93,9 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     AREAL_AGENT_CONTROL_KEY guards the control routes (without it a random key is made and printed
     once); AREAL_AGENT_API_KEY guards the others (without it they are open).
     """
+    from areal_agent.lifeline import watch_parent
+
+    watch_parent()  # before the slow imports below: the parent may die during them
     from areal_agent.inference.embedded import ServeSettings, serve
     from areal_agent.models.load import resolve_model
 
