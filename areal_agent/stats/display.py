@@ -1,5 +1,6 @@
 """What a run shows while it works: live on a terminal, plain lines elsewhere, or nothing."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from areal_agent.stats.summary import SampleDialogue, plain, render_summary
+
+_SAME_WAIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,14 @@ class QuietDisplay:
 
 
 class PlainDisplay(QuietDisplay):
-    """One line a step. What is waited for is printed only until the first step has ended."""
+    """One line a step. Before the first, what is waited for; later only when a wait is long."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
         self._total = 0
-        self._waits_shown = True
+        self._kind = ""
+        self._told_at = clock()
 
     def start(self, total_steps: int) -> None:
         """See `Display`."""
@@ -128,14 +133,16 @@ class PlainDisplay(QuietDisplay):
 
     def update(self, progress: StepProgress) -> None:
         """See `Display`."""
-        self._waits_shown = False
         facts = [f"step {progress.step}/{self._total}", *_facts(progress)]
         self._print(", ".join([*facts, f"{progress.seconds:.1f} s"]))
 
     def waiting(self, text: str) -> None:
-        """See `Display`."""
-        if text and self._waits_shown:
+        """See `Display`. Texts that differ in numbers only are of one kind."""
+        kind = re.sub(r"\d+", "#", text)
+        quiet = self._clock() - self._told_at
+        if text and (quiet >= _SAME_WAIT_SECONDS or (kind != self._kind and not self._total)):
             self._print(f"waiting for {text}")
+            self._kind = kind
 
     def note(self, text: str) -> None:
         """See `Display`."""
@@ -148,6 +155,7 @@ class PlainDisplay(QuietDisplay):
         self._console.print(render_summary(rows, dialogues))
 
     def _print(self, line: str) -> None:
+        self._told_at = self._clock()
         self._console.print(plain(line), soft_wrap=True)
 
 

@@ -131,3 +131,15 @@ def test_the_summary_shows_replies_as_they_are() -> None:
     assert "tool: 4" in text
     assert text.count("(none)") == 2
     assert "\x1b" not in text
+
+
+def test_a_long_wait_off_a_terminal_is_told_now_and_then() -> None:
+    out, now = StringIO(), [0.0]
+    display = PlainDisplay(Console(file=out, width=100), clock=lambda: now[0])
+    for done in range(40):
+        display.waiting(f"evaluation: {done} of 40 problems")
+        now[0] += 0.5
+    assert out.getvalue().splitlines() == [
+        "waiting for evaluation: 0 of 40 problems",
+        "waiting for evaluation: 20 of 40 problems",
+    ]
