@@ -1,11 +1,11 @@
 """The embedded engine as the event loop sees it: submit, stream, pause, update, score."""
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -16,55 +16,12 @@ from areal_agent.inference.engine.detokenize import Decode, StopMatcher
 from areal_agent.inference.engine.loop import DecodeLoop
 from areal_agent.inference.engine.request import GenerateRequest, Generation, Sequence
 from areal_agent.inference.engine.runner import Runner
+from areal_agent.inference.engine.ticket import Ticket
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PauseMode = Literal["abort", "keep"]
-Part = tuple[list[int], list[float], list[int]]
-"""Token ids, logprobs and versions that came since the last part."""
-
-
-class Ticket:
-    """A request in flight. Await `result()`, or iterate over `parts()` first."""
-
-    def __init__(self, engine: "Engine", done: asyncio.Future[Generation]) -> None:
-        self._engine = engine
-        self._done = done
-        self._parts: asyncio.Queue[Part | None] = asyncio.Queue()
-        self.sequence: Sequence | None = None
-
-    async def result(self) -> Generation:
-        """Wait for the end.
-
-        Raises:
-            EngineFault: the engine broke or was stopped.
-        """
-        return await self._done
-
-    async def parts(self) -> AsyncGenerator[Part]:
-        """Yield tokens as they come; ends with the request. Needs `stream=True`."""
-        while (part := await self._parts.get()) is not None:
-            yield part
-
-    def cancel(self) -> None:
-        """Let the engine drop the request; `result()` then gives what there was."""
-        if not self._done.done() and self.sequence is not None:
-            self._engine.cancel(self.sequence)
-
-    def feed(self, part: Part) -> None:
-        self._parts.put_nowait(part)
-
-    def settle(self, generation: Generation) -> None:
-        if not self._done.done():
-            self._done.set_result(generation)
-        self._parts.put_nowait(None)
-
-    def fail(self, error: BaseException) -> None:
-        if not self._done.done():
-            self._done.set_exception(error)
-            self._done.exception()  # a caller who has left does not make it "never retrieved"
-        self._parts.put_nowait(None)
 
 
 class Engine:
@@ -91,7 +48,7 @@ class Engine:
         self._open: set[Ticket] = set()
         self._pending: set[asyncio.Future[Any]] = set()
         self._updating = asyncio.Lock()
-        self._stack = ExitStack()
+        self._stack = contextlib.ExitStack()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._preparer: ThreadPoolExecutor | None = None
         self._core = DecodeLoop(runner, max_running=max_running, version=version, flush=self._flush)
@@ -137,7 +94,7 @@ class Engine:
         Raises:
             EngineFault: the engine has broken or is not running.
         """
-        ticket = Ticket(self, self._running_loop().create_future())
+        ticket = Ticket(self.cancel, self._running_loop().create_future())
         stop = request.params.stop
 
         def done(generation: Generation) -> None:
@@ -160,7 +117,7 @@ class Engine:
 
     def cancel(self, sequence: Sequence) -> None:
         """Drop a request; called through its ticket."""
-        if self._core.fault is None:
+        with contextlib.suppress(EngineFault):  # then there is nothing left to drop
             self._core.post(lambda: self._core.cancel(sequence))
 
     async def abort(self, request_ids: list[str] | None = None) -> int:

@@ -20,8 +20,8 @@ from areal_agent.inference.engine.shape import why_not_dense
 logger = logging.getLogger(__name__)
 
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-"""Largest difference of a logprob in float32, mean difference in bfloat16: there single logprobs
-are off by a few tenths between any two implementations, but a wrong forward is off by whole ones."""
+"""Largest difference of a logprob in float32; mean difference in bfloat16, where single logprobs
+are off by tenths between any two implementations, and those of a wrong forward by whole ones."""
 _UNKNOWN_LENGTH = 2048
 
 

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from areal_agent.errors import WeightUpdateError
 from areal_agent.inference.engine.cache import SlotCache
-from areal_agent.inference.engine.shape import DenseShape
+from areal_agent.inference.engine.shape import DenseShape, why_not_dense
 from areal_agent.inference.engine.weights import (
     DenseWeights,
     LayerWeights,
@@ -29,6 +29,8 @@ from areal_agent.inference.engine.weights import (
 
 _ATTENTION_CHUNK = 32
 """Slots whose attention is computed together, padded to the longest among them."""
+_SCORE_TOKENS = 2048
+"""Most tokens that attend at once while scoring."""
 _SCORE_ELEMENTS = 1 << 24
 """Most logits held at once while scoring."""
 
@@ -81,6 +83,7 @@ class DenseModel:
         Raises:
             WeightUpdateError: they cannot be served.
         """
+        self._check_config(folder)
         state = read_state(folder)
         check_state(state, self.shape.expected())
         weights = fuse(state, self.shape, self._dtype, self._device)
@@ -91,6 +94,28 @@ class DenseModel:
                 f"the weights in {str(folder)!r} give logits that are not finite: not taken"
             )
         return weights
+
+    def _check_config(self, folder: Path) -> None:
+        if not (folder / "config.json").is_file():
+            return  # weights alone; their names and shapes will tell
+        try:
+            config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise WeightUpdateError(
+                f"cannot read config.json in {str(folder)!r}: {error}"
+            ) from error
+        served: Any = self._config
+        same = (
+            why_not_dense(config) is None
+            and config.model_type == served.model_type
+            and config.rope_parameters == served.rope_parameters
+            and DenseShape.from_config(config) == self.shape
+        )
+        if not same:
+            raise WeightUpdateError(
+                f"the config in {str(folder)!r} is not that of the model that is served: export "
+                "the weights from the same model"
+            )
 
     def install(self, weights: DenseWeights) -> None:
         """Serve prepared weights from the next call on; the cache is left as it is."""
@@ -169,7 +194,10 @@ class DenseModel:
         scratch = SlotCache(self.shape, self._dtype, self._device)
         result: list[list[float]] = []
         for row in rows:
-            hidden = self._fill(scratch, 0, [row], [0])[0]
+            parts = range(0, len(row), _SCORE_TOKENS)
+            hidden = torch.cat(
+                [self._fill(scratch, 0, [row[a : a + _SCORE_TOKENS]], [a])[0] for a in parts]
+            )
             logprobs = [0.0]
             step = max(1, _SCORE_ELEMENTS // self.vocab_size)
             for a in range(0, len(row) - 1, step):

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from areal_agent.aio import task_group
 from areal_agent.data.chat import ChatFormat
-from areal_agent.inference.engine.engine import Ticket
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
+from areal_agent.inference.engine.ticket import Part, Ticket
 from areal_agent.inference.server.body import Body
 from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.exchange import Emit, EventStream, results
@@ -19,7 +19,6 @@ from areal_agent.inference.server.options import Options, check_prompt, read_opt
 from areal_agent.inference.server.reply import StreamedText, reply_text, usage
 from areal_agent.inference.server.state import ServerState
 
-Part = tuple[list[int], list[float], list[int]]
 _NO_TOKENS: Part = ([], [], [])
 
 

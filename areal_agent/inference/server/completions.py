@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from areal_agent.aio import task_group
-from areal_agent.inference.engine.engine import Ticket
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
+from areal_agent.inference.engine.ticket import Ticket
 from areal_agent.inference.server.body import Body, check_ids
 from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.exchange import Emit, EventStream, results

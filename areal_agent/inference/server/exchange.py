@@ -9,8 +9,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from areal_agent.aio import task_group
 from areal_agent.errors import InferenceError
-from areal_agent.inference.engine.engine import Ticket
 from areal_agent.inference.engine.request import Generation
+from areal_agent.inference.engine.ticket import Ticket
 from areal_agent.inference.server.errors import as_api_error
 
 Emit = Callable[[Any], Awaitable[None]]

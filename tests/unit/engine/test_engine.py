@@ -218,6 +218,16 @@ async def test_folders_that_hold_no_weights(engine: Engine, tmp_path: Path) -> N
         await engine.update_weights(tmp_path, 1)
 
 
+async def test_weights_of_another_config_are_refused(engine: Engine, tmp_path: Path) -> None:
+    make_model(tmp_path, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    with pytest.raises(WeightUpdateError, match="not that of the model that is served"):
+        await engine.update_weights(tmp_path, 1)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(WeightUpdateError, match=r"cannot read config\.json"):
+        await engine.update_weights(tmp_path, 1)
+    assert engine.version == 0
+
+
 async def test_versions_never_go_back(engine: Engine, old: Path) -> None:
     assert await engine.update_weights(old, 3) == 3
     assert await engine.update_weights(old, 3) == 3
