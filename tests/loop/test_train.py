@@ -96,6 +96,13 @@ def test_the_run_folder_holds_what_is_promised(trained: Trained, model: Path) ->
     assert sorted(path.name for path in (folder / "weights").iterdir()) == ["v000002", "v000003"]
 
 
+def test_the_walkthrough_explains_every_metric(trained: Trained) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "walkthrough.md").read_text(encoding="utf-8")
+    keys = {key for step in metrics_of(trained.plain.folder) for key in step}
+    assert "eval/reward" in keys
+    assert sorted(key for key in keys if f"`{key}`" not in page) == []
+
+
 def test_every_episode_is_recorded_with_its_tokens(trained: Trained) -> None:
     lines = (trained.plain.folder / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
     episodes = [json.loads(line) for line in lines]
