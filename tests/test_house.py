@@ -52,7 +52,8 @@ def test_help_costs_no_torch(command: str) -> None:
         "import sys\n"
         "from areal_agent.cli import main\n"
         f"sys.argv = ['areal-agent', *{command.split()!r}, '--help']\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    assert stop.code in (0, None), stop.code\n"
+        "try:\n    main()\n"
+        "except SystemExit as stop:\n    assert stop.code in (0, None), stop.code\n"
         "print('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     assert out.splitlines()[-1] == "False"
@@ -67,7 +68,8 @@ def test_all_is_what_is_there() -> None:
 
 def test_every_module_with_all_has_what_it_names() -> None:
     for path in ROOT.glob("areal_agent/**/*.py"):
-        module_name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        module_name = ".".join(parts).removesuffix(".__init__")
         if "__all__" in path.read_text(encoding="utf-8"):
             module = importlib.import_module(module_name)
             assert all(hasattr(module, name) for name in module.__all__), module_name

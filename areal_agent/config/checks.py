@@ -1,6 +1,5 @@
 """What cannot be right about settings that are each right on their own."""
 
-import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -93,12 +92,6 @@ def _backends(config: "ExperimentConfig") -> Iterator[Problem]:
 
 def _server(config: "ExperimentConfig") -> Iterator[Problem]:
     server = config.rollout.server
-    if not _is_loopback(server.host) and not os.environ.get("AREAL_AGENT_CONTROL_KEY"):
-        yield (
-            ("rollout", "server", "host"),
-            f"{server.host!r} can be reached from other machines, so the server needs a key of "
-            "your own: set the environment variable AREAL_AGENT_CONTROL_KEY, or bind 127.0.0.1",
-        )
     try:
         servers = ModelAllocation.from_str(config.rollout.backend).parallel.dp_size
     except ConfigError:
@@ -109,12 +102,3 @@ def _server(config: "ExperimentConfig") -> Iterator[Problem]:
             f"{servers} servers count up from port {server.port} to {server.port + servers - 1}, "
             "but the last port is 65535: lower it, or set 0 to let the system choose",
         )
-
-
-def _is_loopback(host: str) -> bool:
-    from ipaddress import ip_address
-
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

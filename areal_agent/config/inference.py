@@ -13,7 +13,7 @@ class ServerConfig(ConfigModel):
     """The embedded inference server."""
 
     host: str = "127.0.0.1"
-    """Address to bind. Anything but loopback needs a key of your own."""
+    """Address to bind. A run gives its servers random keys."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """Port of the first server; the next ones count up. 0 lets the system choose."""

@@ -10,7 +10,6 @@ import httpx
 import orjson
 
 from areal_agent.aio import collect
-from areal_agent.config.inference import WeightUpdateMode
 from areal_agent.errors import (
     EngineFault,
     InferenceError,
@@ -97,7 +96,6 @@ class ControlPlane:
         path: Path,
         version: int,
         *,
-        mode: WeightUpdateMode | None,
         previous: tuple[Path, int] | None,
     ) -> None:
         """Load `path` on every replica that is up; on a failure put `previous` back everywhere.
@@ -108,7 +106,7 @@ class ControlPlane:
             WeightUpdateError: naming each replica that failed and its reply.
         """
         up = self._pool.up
-        failures = await collect(self._load(replica, path, version, mode) for replica in up)
+        failures = await collect(self._load(replica, path, version) for replica in up)
         failed = {r: error for r, error in zip(up, failures, strict=True) if error is not None}
         await collect(self._leave_out_if_gone(replica, failed) for replica in list(failed))
         up = self._pool.up
@@ -116,7 +114,7 @@ class ControlPlane:
             return
         if not up:
             raise WeightUpdateError(f"cannot load {path} as version {version}: no replica is left")
-        await self._roll_back(up, failed, version, mode, previous)
+        await self._roll_back(up, failed, version, previous)
         await self.resume()
         raise WeightUpdateError(
             f"version {version} was not loaded from {path} and is served nowhere: "
@@ -132,10 +130,8 @@ class ControlPlane:
         except InferenceError:
             self._pool.mark_down(replica, failed.pop(replica))
 
-    async def _load(
-        self, replica: Replica, path: Path, version: int, mode: WeightUpdateMode | None
-    ) -> InferenceError | None:
-        body = {"path": str(path), "version": version, "mode": mode}
+    async def _load(self, replica: Replica, path: Path, version: int) -> InferenceError | None:
+        body = {"path": str(path), "version": version}
         try:
             reply = await self._call(
                 replica, "POST", "/control/update_weights", body, timeout=self._update_timeout
@@ -151,7 +147,6 @@ class ControlPlane:
         up: Sequence[Replica],
         failed: dict[Replica, InferenceError],
         version: int,
-        mode: WeightUpdateMode | None,
         previous: tuple[Path, int] | None,
     ) -> None:
         """Whoever has the new weights, or may get them yet, gets the old ones back."""
@@ -164,7 +159,7 @@ class ControlPlane:
             if previous is None:
                 error: InferenceError | None = ServerError("the weights before are not known")
             else:
-                error = await self._load(replica, *previous, mode)
+                error = await self._load(replica, *previous)
             if error is not None:
                 logger.error("%s could not go back: %s", replica.url, error)
                 why = ServerError(f"{replica.url} may serve version {version} alone: {error}")

@@ -92,7 +92,7 @@ def serve(settings: ServeSettings) -> None:
         InferenceError: the engine does not agree with transformers.
     """
     watch_parent()
-    control_key, api_key = os.environ.get(CONTROL_KEY_ENV), os.environ.get(API_KEY_ENV)
+    control_key, api_key = os.environ.get(CONTROL_KEY_ENV), os.environ.get(API_KEY_ENV) or None
     check_exposure(settings.host, {CONTROL_KEY_ENV: control_key, API_KEY_ENV: api_key})
     if not control_key:
         control_key = secrets.token_urlsafe(32)

@@ -12,7 +12,6 @@ from typing import Any, Self, cast
 import orjson
 
 from areal_agent.aio import collect, run_shielded
-from areal_agent.config.inference import WeightUpdateMode
 from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import InferenceError, RequestError, ServerError, WeightUpdateError
 from areal_agent.inference.calls import Caller, backoff_seconds
@@ -51,9 +50,9 @@ class HttpInferenceEngine:
         clients: HttpClients,
         model: str,
         control_key: str,
+        api_key: str | None = None,
         weights: Path | None = None,
         instance_ids: Sequence[str] | None = None,
-        update_mode: WeightUpdateMode | None = None,
         timeouts: HttpTimeouts | None = None,
     ) -> None:
         """Wire things up; nothing is sent before the engine is entered.
@@ -63,16 +62,15 @@ class HttpInferenceEngine:
             clients: owned by the run, open while the engine is.
             model: the name that the servers give to the model.
             control_key: opens the servers' control routes.
+            api_key: opens the others; None when they are open.
             weights: the folder that the servers loaded at their start. Without it a first update
                 that some replicas refuse cannot be undone on the others.
             instance_ids: who must answer at each URL. None takes whoever answers.
-            update_mode: what running requests do at an update; None leaves it to the servers.
             timeouts: None takes the defaults.
         """
         timeouts = timeouts or HttpTimeouts()
         self._model = model
         self._weights = weights
-        self._update_mode: WeightUpdateMode | None = update_mode
         self._request_timeout = timeouts.request_seconds
         self._pool = ReplicaPool(urls)
         if instance_ids is not None:
@@ -88,6 +86,7 @@ class HttpInferenceEngine:
             timeout_seconds=timeouts.control_seconds,
             update_timeout_seconds=timeouts.update_seconds,
         )
+        self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._control_headers = {"authorization": f"Bearer {control_key}"}
         self._version = 0
         self._pauses = 0
@@ -179,7 +178,7 @@ class HttpInferenceEngine:
             request_id=uuid.uuid4().hex,
             cache_key=request.rid,
         )
-        content = await self._caller.post(COMPLETIONS, body, rid=request.rid)
+        content = await self._caller.post(COMPLETIONS, body, rid=request.rid, headers=self._headers)
         return read_completion(content, max_new_tokens=budget - done, version=version)
 
     async def score(
@@ -205,7 +204,7 @@ class HttpInferenceEngine:
                 f"expected a version above {self._version}, got {version}: versions only grow"
             )
         previous = None if self._weights is None else (self._weights, self._version)
-        await self._control.update_weights(path, version, mode=self._update_mode, previous=previous)
+        await self._control.update_weights(path, version, previous=previous)
         self._version, self._weights = version, path
 
     def paused(self) -> AbstractAsyncContextManager[None]:

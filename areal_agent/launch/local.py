@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 CONTROL_KEY_ENV = "AREAL_AGENT_CONTROL_KEY"
 """Hands the key of the control routes to a server; never on a command line, never in a log."""
 
+API_KEY_ENV = "AREAL_AGENT_API_KEY"
+"""The same for the routes that answer requests."""
+
 _POLL_SECONDS = 0.02
 _LAST_PORT = 65535
 
@@ -148,6 +151,7 @@ async def launch_embedded_servers(
     n_servers: int,
     log_dir: Path,
     control_key: str,
+    api_key: str | None = None,
     tool_parser: str | None = None,
     command: Sequence[str] = (sys.executable, "-m", "areal_agent.cli", "serve"),
 ) -> AsyncGenerator[ServerGroup]:
@@ -166,7 +170,11 @@ async def launch_embedded_servers(
             i,
             [*command, str(model), *_flags(config, port=port, tool_parser=tool_parser)],
             folder=log_dir,
-            env={CONTROL_KEY_ENV: control_key, "OMP_NUM_THREADS": str(config.threads)},
+            env={
+                CONTROL_KEY_ENV: control_key,
+                API_KEY_ENV: api_key or "",  # never our own by inheritance
+                "OMP_NUM_THREADS": str(config.threads),
+            },
         )
         for i, port in enumerate(ports)
     ]

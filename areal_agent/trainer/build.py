@@ -6,7 +6,7 @@ import platform
 import secrets
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import metadata
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from areal_agent.config.load import LoadedConfig, dump_config, load_config
 from areal_agent.inference.http import HttpInferenceEngine, HttpTimeouts
 from areal_agent.launch.local import ServerGroup, launch_embedded_servers
 from areal_agent.net.clients import HttpClients
+from areal_agent.rollout.context import use_clients
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.trainer.folder import RunFolder, create_run_folder
 from areal_agent.trainer.parts import Parts, prepare
@@ -57,14 +58,19 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     folder.settings.write_text(dump_config(pinned), encoding="utf-8")
     _write_environment(folder)
     async with AsyncExitStack() as stack:
-        servers, backend, control_key = await _start_processes(parts, folder, stack)
+        control_key, api_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        servers, backend = await _start_processes(
+            stack, _servers(parts, folder, control_key, api_key), _backend(parts, folder)
+        )
         clients = await stack.enter_async_context(HttpClients())
+        stack.enter_context(use_clients(clients))
         engine = await stack.enter_async_context(
             HttpInferenceEngine(
                 [endpoint.url for endpoint in servers.endpoints],
                 clients=clients,
                 model=parts.model.name,
                 control_key=control_key,
+                api_key=api_key,
                 weights=parts.model,
                 instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
                 timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
@@ -92,31 +98,41 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         yield run
 
 
-async def _start_processes(
-    parts: Parts, folder: RunFolder, stack: AsyncExitStack
-) -> tuple[ServerGroup, ProcessBackend, str]:
-    """Start servers and trainer at the same time."""
-    config = parts.config
-    control_key = secrets.token_urlsafe(32)
-    backend = ProcessBackend(
-        config.actor,
+def _backend(parts: Parts, folder: RunFolder) -> ProcessBackend:
+    actor = parts.config.actor
+    return ProcessBackend(
+        actor,
         parts.model,
-        total_optimizer_steps=parts.total_steps * config.actor.ppo_n_minibatches,
-        seed=config.seed,
+        total_optimizer_steps=parts.total_steps * actor.ppo_n_minibatches,
+        seed=parts.config.seed,
         log=folder.logs / "trainer.log",
     )
-    servers = launch_embedded_servers(
-        config.rollout.server,
+
+
+def _servers(
+    parts: Parts, folder: RunFolder, control_key: str, api_key: str
+) -> AbstractAsyncContextManager[ServerGroup]:
+    return launch_embedded_servers(
+        parts.config.rollout.server,
         parts.model,
         n_servers=parts.n_servers,
         log_dir=folder.logs,
         control_key=control_key,
-        tool_parser=config.tool_parser,
+        api_key=api_key,
+        tool_parser=parts.config.tool_parser,
     )
+
+
+async def _start_processes(
+    stack: AsyncExitStack,
+    servers: AbstractAsyncContextManager[ServerGroup],
+    backend: ProcessBackend,
+) -> tuple[ServerGroup, ProcessBackend]:
+    """Start servers and trainer at the same time; the first failure stops the other."""
     async with task_group() as starting:
         serving = starting.create_task(stack.enter_async_context(servers))
         training = starting.create_task(stack.enter_async_context(backend))
-    return serving.result(), training.result(), control_key
+    return serving.result(), training.result()
 
 
 def _write_environment(folder: RunFolder) -> None:

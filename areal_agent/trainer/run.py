@@ -126,6 +126,7 @@ class Run:
             self._algorithm,
             self._loss,
             batch,
+            version=self.version,
             n_minibatches=self.config.actor.ppo_n_minibatches,
             seed=derive_seed("minibatches", self.config.seed, self.step),
         )

@@ -29,12 +29,22 @@ async def update_policy(
     spec: LossSpec,
     batch: RolloutBatch,
     *,
+    version: int,
     n_minibatches: int,
     seed: int,
 ) -> UpdateResult:
     """Train on `batch` once.
 
     Rows without signal are dropped first; with none left, nothing is stepped.
+
+    Args:
+        backend: steps the weights.
+        algorithm: makes the advantages.
+        spec: names the algorithm's loss for the backend.
+        batch: what was sampled.
+        version: version of the trainer's present weights.
+        n_minibatches: optimiser steps to cut the batch into.
+        seed: of the cut.
 
     Raises:
         NonFiniteError: too many steps in a row had a non-finite gradient.
@@ -44,7 +54,7 @@ async def update_policy(
     metrics = {f"advantages/{name}": value for name, value in told.items()}
     if "prox_logprobs" in algorithm.needs and len(train_batch) > 0:
         prox = await backend.logprobs(train_batch)
-        metrics |= sampler_mismatch(train_batch, prox)
+        metrics |= sampler_mismatch(train_batch, prox, version)
         train_batch = replace(train_batch, prox_logprobs=prox)
     results: list[StepResult] = []
     if len(train_batch) > 0:
@@ -84,21 +94,21 @@ def minibatches(batch: TrainBatch, n: int, seed: int) -> list[list[int]]:
     return bins
 
 
-def sampler_mismatch(batch: RolloutBatch, logprobs: torch.Tensor) -> dict[str, float]:
+def sampler_mismatch(batch: RolloutBatch, logprobs: torch.Tensor, version: int) -> dict[str, float]:
     """How far the trainer's logprobs are from the sampler's, over sampled tokens.
 
-    At versions equal to the trainer's own this is numerical error; otherwise it is drift.
+    For tokens that were sampled with the trainer's present weights (``version``) this is numerical
+    error and shown apart, when there are any; for older ones it is drift.
     """
     difference = torch.where(batch.loss_mask, logprobs - batch.logprobs, 0.0).abs()
-    count = max(batch.n_loss_tokens, 1)
-    newest = batch.versions.amax()
-    current = batch.loss_mask & (batch.versions == newest)
-    fresh = torch.where(current, difference, 0.0)
-    return {
-        "mismatch/abs_mean": float(difference.sum()) / count,
+    out = {
+        "mismatch/abs_mean": float(difference.sum()) / max(batch.n_loss_tokens, 1),
         "mismatch/abs_max": float(difference.max()),
-        "mismatch/newest_abs_max": float(fresh.max()),
     }
+    current = batch.loss_mask & (batch.versions == version)
+    if current.any():
+        out["mismatch/current_abs_max"] = float(difference[current].max())
+    return out
 
 
 def _averages(results: Sequence[StepResult]) -> dict[str, float]:

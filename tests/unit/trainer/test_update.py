@@ -15,7 +15,7 @@ GRPO = build_algorithm("grpo", {"type": "grpo"})
 
 async def update(backend: ScriptedBackend, batch: RolloutBatch, n: int = 2) -> UpdateResult:
     spec = LossSpec("grpo", {"type": "grpo"})
-    return await update_policy(backend, GRPO, spec, batch, n_minibatches=n, seed=7)
+    return await update_policy(backend, GRPO, spec, batch, version=0, n_minibatches=n, seed=7)
 
 
 def train_batch(*groups: list[float]) -> TrainBatch:
@@ -54,7 +54,7 @@ async def test_without_decoupling_nothing_is_recomputed() -> None:
     plain = build_algorithm("grpo", {"type": "grpo", "use_decoupled_loss": False})
     spec = LossSpec("grpo", {"type": "grpo", "use_decoupled_loss": False})
     batch = batch_of([0, 1])
-    result = await update_policy(backend, plain, spec, batch, n_minibatches=1, seed=7)
+    result = await update_policy(backend, plain, spec, batch, version=0, n_minibatches=1, seed=7)
     assert "mismatch/abs_mean" not in result.metrics
     assert backend.stepped[0].prox_logprobs.equal(batch.logprobs)
 
@@ -108,7 +108,8 @@ def test_mismatch_tells_drift_of_old_tokens_from_error_of_new_ones() -> None:
         **{name: getattr(batch, name) for name in RolloutBatch.__dataclass_fields__}
         | {"versions": versions}
     )
-    got = sampler_mismatch(mixed, moved)
+    got = sampler_mismatch(mixed, moved, 5)
     assert got["mismatch/abs_max"] == pytest.approx(0.25)
     assert got["mismatch/abs_mean"] == pytest.approx(0.125)
-    assert got["mismatch/newest_abs_max"] == 0
+    assert got["mismatch/current_abs_max"] == 0
+    assert "mismatch/current_abs_max" not in sampler_mismatch(mixed, moved, 6)
