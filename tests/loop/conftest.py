@@ -46,5 +46,5 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def heavy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of 50 MB: publishing it takes long enough to be interrupted."""
-    return make_model(tmp_path_factory.mktemp("models") / "heavy", hidden=512, layers=6)
+    """A model of 20 MB: publishing it takes long enough to be interrupted."""
+    return make_model(tmp_path_factory.mktemp("models") / "heavy", hidden=384, layers=4)

@@ -124,7 +124,7 @@ class Driver:
         return self.child("areal_agent.backends.worker")
 
     def until(
-        self, condition: Callable[[], bool], *, seconds: float = 90.0, poll: float = 0.01
+        self, condition: Callable[[], bool], *, seconds: float = 200.0, poll: float = 0.01
     ) -> None:
         """Wait for what the run does; fail at once when it ends before."""
         deadline = time.monotonic() + seconds
@@ -147,7 +147,7 @@ class Driver:
         else:
             os.kill(pid, number)
 
-    def wait(self, seconds: float = 90.0) -> int:
+    def wait(self, seconds: float = 200.0) -> int:
         """Wait for the driver's end; its exit code."""
         try:
             return self._started().wait(seconds)
@@ -162,7 +162,7 @@ class Driver:
             time.sleep(0.05)
 
     def said(self) -> str:
-        return f"\n--- stdout\n{self.stdout}\n--- stderr\n{self.stderr}"
+        return f"\n--- stdout\n{self.stdout[-2000:]}\n--- stderr\n{self.stderr[-6000:]}"
 
     def _started(self) -> "subprocess.Popen[bytes]":
         assert self.process is not None

@@ -1,14 +1,16 @@
 """S33: whatever ends a run, nothing of it is left: no process, no port."""
 
+import re
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
-from loop_support import Driver, free_port, is_free, settings
+from loop_support import Driver, free_port, is_free, metrics_of, settings
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -18,36 +20,33 @@ SECONDS = 10.0
 """All must be over by then."""
 
 
-@contextmanager
-def endless_runs(root: Path, model: Path) -> Iterator[list[tuple[Driver, int]]]:
-    """A run for each signal, and the port of its server."""
-    with ExitStack() as stack:
-        runs: list[tuple[Driver, int]] = []
-        for number in SIGNALS:
-            port = free_port()
-            folder = root / signal.Signals(number).name
-            server = {"consumer_batch_size": 4, "server": {"port": port}}
-            values = settings(folder, model, total_train_steps=100_000, rollout=server)
-            runs.append((stack.enter_context(Driver(folder, values)), port))
-        yield runs
+def end_by_each_signal(root: Path, model: Path, reach: Callable[[Driver], None]) -> list[Driver]:
+    """Start a run for each signal, and send it once the run has reached the moment."""
 
+    def end(number: signal.Signals) -> Driver:
+        port, folder = free_port(), root / number.name
+        values = settings(
+            folder,
+            model,
+            total_train_steps=100_000,
+            rollout={"server": {"port": port}},
+            actor={"optimizer": {"lr": 1e-7}},  # rewards keep differing, so weights keep coming
+        )
+        with Driver(folder, values) as run:
+            reach(run)
+            assert len(run.alive()) >= 2
+            sent = time.monotonic()
+            run.signal(number)
+            code = run.wait(SECONDS)
+            run.wait_gone(SECONDS - (time.monotonic() - sent))
+            assert code == EXIT_CODES[number], run.said()
+            assert is_free(port)
+            if number != signal.SIGKILL:
+                assert run.stderr == "interrupted: cleaning up (once more to end at once)\n"
+        return run
 
-def end_each(runs: list[tuple[Driver, int]], reach: Callable[[Driver], None]) -> None:
-    """Send each run its signal once it has reached the moment; check what is left."""
-    for (run, port), number in zip(runs, SIGNALS, strict=True):
-        reach(run)
-        processes = run.alive()
-        assert len(processes) >= 2
-        sent = time.monotonic()
-        run.signal(number)
-        code = run.wait(SECONDS)
-        run.wait_gone(SECONDS - (time.monotonic() - sent))
-        assert not any(process.is_running() for process in processes)
-        assert code == EXIT_CODES[number], run.said()
-        assert is_free(port)
-        if number != signal.SIGKILL:
-            assert run.stderr == "interrupted: cleaning up (once more to end at once)\n"
-            assert "Traceback" not in run.stdout
+    with ThreadPoolExecutor(len(SIGNALS)) as pool:
+        return list(pool.map(end, SIGNALS))
 
 
 def test_at_start_up(tmp_path: Path, model: Path) -> None:
@@ -56,24 +55,28 @@ def test_at_start_up(tmp_path: Path, model: Path) -> None:
         run.until(lambda: (logs / "server-0.log").exists() and (logs / "trainer.log").exists())
         assert not (logs / "server-0.json").exists()
 
-    with endless_runs(tmp_path, model) as runs:
-        end_each(runs, starting)
+    end_by_each_signal(tmp_path, model, starting)
 
 
 def test_in_the_middle_of_a_step(tmp_path: Path, model: Path) -> None:
-    with endless_runs(tmp_path, model) as runs:
-        end_each(runs, lambda run: run.until_step(2))
+    end_by_each_signal(tmp_path, model, lambda run: run.until_step(2))
 
 
 def test_during_a_weight_load(tmp_path: Path, heavy_model: Path) -> None:
     def loading(run: Driver) -> None:
-        weights = run.folder / "weights"
-        run.until(lambda: weights.is_dir() and bool(list(weights.glob("v0*"))))
-        seen = len(list(weights.glob("v0*")))
-        run.until(lambda: len(list(weights.glob("v0*"))) > seen, poll=0.001)
+        run.until_step(1)
+        seen = newest_version(run)
+        run.until(lambda: newest_version(run) > seen, poll=0.001)
 
-    with endless_runs(tmp_path, heavy_model) as runs:
-        end_each(runs, loading)
+    for run in end_by_each_signal(tmp_path, heavy_model, loading):
+        published = [int(step["publish/version"]) for step in metrics_of(run.folder)]
+        assert published == list(range(1, newest_version(run)))
+
+
+def newest_version(run: Driver) -> int:
+    """Of the weights that were written for the server, loaded or not."""
+    names = [path.name for path in (run.folder / "weights").iterdir()]
+    return max(int(name[1:]) for name in names if re.fullmatch(r"v\d{6}", name))
 
 
 def test_a_second_ctrl_c_ends_at_once(tmp_path: Path, model: Path) -> None:
