@@ -38,7 +38,7 @@ def resolve_model(name: str) -> Path:
             )
         folder = known[name]
     else:
-        folder = Path(name).expanduser().absolute()
+        folder = Path(name).expanduser().resolve()  # a link is served under its target's name
     check_model_folder(folder)
     return folder
 
