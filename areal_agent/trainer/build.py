@@ -1,5 +1,6 @@
 """The composition root: settings in, a running `Run` out, everything closed again at the end."""
 
+import asyncio
 import json
 import logging
 import platform
@@ -15,6 +16,7 @@ from areal_agent.algorithms.build import build_algorithm
 from areal_agent.backends.process import ProcessBackend
 from areal_agent.config.experiment import ExperimentConfig
 from areal_agent.config.load import LoadedConfig, dump_config, load_config
+from areal_agent.errors import InferenceError, RolloutError
 from areal_agent.inference.http import HttpInferenceEngine, HttpTimeouts
 from areal_agent.launch.local import ServerGroup, launch_embedded_servers
 from areal_agent.net.clients import HttpClients
@@ -26,6 +28,9 @@ from areal_agent.trainer.pinned import pin_paths
 from areal_agent.trainer.run import Run
 
 logger = logging.getLogger(__name__)
+
+_NOTICE_SECONDS = 0.5
+"""The death of a process of ours is noticed within this time."""
 
 Settings = LoadedConfig[ExperimentConfig] | ExperimentConfig | Path | str
 
@@ -95,7 +100,12 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
             recorder=recorder,
             stack=inner,
         )
-        yield run
+        try:
+            yield run
+        except (InferenceError, RolloutError):
+            # Perhaps a server has just died: its watch, which then ends this wait, says more.
+            await asyncio.sleep(_NOTICE_SECONDS)
+            raise
 
 
 def _backend(parts: Parts, folder: RunFolder) -> ProcessBackend:

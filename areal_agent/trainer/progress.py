@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from areal_agent.evaluation.evaluator import EvalResult
 from areal_agent.stats.display import StepProgress
@@ -15,6 +16,7 @@ class Progress:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._counts: dict[str, dict[str, Any]] = {}
         self._server_spans: list[Span] = []
         self._server_busy = 0.0
         self._server_tokens = 0.0
@@ -97,11 +99,13 @@ class Progress:
 
     async def _poll_servers(self) -> tuple[float, float]:
         """Seconds that the servers were busy, and tokens they sampled, since the last call."""
-        stats = await self._run.engine.stats()
-        spans = [(float(a), float(b)) for one in stats.values() for a, b in one["busy_spans"]]
+        answers = await self._run.engine.stats()
+        self._counts |= {url: one for url, one in answers.items() if one}  # {}: no answer
+        counts = self._counts.values()
+        spans = [(float(a), float(b)) for one in counts for a, b in one["busy_spans"]]
         self._server_spans = union([*self._server_spans, *spans])
-        busy = sum(float(one["busy_seconds"]) for one in stats.values()) / max(len(stats), 1)
-        tokens = sum(float(one["generated_tokens"]) for one in stats.values())
+        busy = sum(float(one["busy_seconds"]) for one in counts) / max(len(counts), 1)
+        tokens = sum(float(one["generated_tokens"]) for one in counts)
         new_busy, self._server_busy = busy - self._server_busy, busy
         new_tokens, self._server_tokens = tokens - self._server_tokens, tokens
         return new_busy, new_tokens

@@ -6,8 +6,12 @@ import socket
 import time
 from pathlib import Path
 
+import psutil
 import pytest
-from loop_support import TASK, Driver, metrics_of, settings
+from loop_support import TASK, Driver, metrics_of, settings, write_settings
+
+from areal_agent import open_run
+from areal_agent.errors import LaunchError
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -73,6 +77,20 @@ def test_a_process_that_is_killed_ends_the_run_and_is_named(
         run.wait_gone(SECONDS - (time.monotonic() - killed))
         assert f"error: {who} (process {victim.pid}) was ended by SIGKILL" in run.stderr
         assert "Traceback" not in run.stderr
+
+
+async def test_a_call_that_fails_is_blamed_on_the_server_that_died(
+    tmp_path: Path, model: Path
+) -> None:
+    async def lose_a_server() -> None:
+        async with open_run(write_settings(tmp_path, settings(tmp_path, model))) as run:
+            children = psutil.Process().children()
+            (server,) = [child for child in children if "serve" in child.cmdline()]
+            server.kill()
+            await run.engine.update_weights(model, 1)  # fails before the death is noticed
+
+    with pytest.raises(LaunchError, match=r"inference server-0 .* was ended by SIGKILL"):
+        await lose_a_server()
 
 
 def test_data_shorter_than_a_batch_end_the_run_well(tmp_path: Path, model: Path) -> None:
