@@ -88,6 +88,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         for name, waiting in (("servers", servers.wait_died()), ("trainer", backend.wait_died())):
             task = watch.create_task(waiting, name=f"watch {name}")
             stack.callback(task.cancel)
+        await stack.enter_async_context(_deaths_first())
         inner = await stack.enter_async_context(AsyncExitStack())
         run = Run(
             parts,
@@ -100,12 +101,17 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
             recorder=recorder,
             stack=inner,
         )
-        try:
-            yield run
-        except (InferenceError, RolloutError):
-            # Perhaps a server has just died: its watch, which then ends this wait, says more.
-            await asyncio.sleep(_NOTICE_SECONDS)
-            raise
+        yield run
+
+
+@asynccontextmanager
+async def _deaths_first() -> AsyncGenerator[None]:
+    """Hold back a call's failure: if a server has just died, its watch ends the wait and says so."""
+    try:
+        yield
+    except (InferenceError, RolloutError):
+        await asyncio.sleep(_NOTICE_SECONDS)
+        raise
 
 
 def _backend(parts: Parts, folder: RunFolder) -> ProcessBackend:
