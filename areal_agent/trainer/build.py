@@ -106,7 +106,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
 
 @asynccontextmanager
 async def _deaths_first() -> AsyncGenerator[None]:
-    """Hold back a call's failure: if a server has just died, its watch ends the wait and says so."""
+    """Hold back a failed call: the watch of a server that has just died says more, and first."""
     try:
         yield
     except (InferenceError, RolloutError):
