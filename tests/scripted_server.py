@@ -153,6 +153,8 @@ class ScriptedServer:
         return as_json({"paused": False})
 
     async def update_weights(self, body):
+        if body["version"] < self.fake.version and not body.get("allow_older"):
+            return error(409, f"expected version {self.fake.version} or later")
         try:
             await self.fake.update_weights(Path(body["path"]), body["version"])
         except InferenceError as caught:

@@ -130,8 +130,12 @@ class ControlPlane:
         except InferenceError:
             self._pool.mark_down(replica, failed.pop(replica))
 
-    async def _load(self, replica: Replica, path: Path, version: int) -> InferenceError | None:
-        body = {"path": str(path), "version": version}
+    async def _load(
+        self, replica: Replica, path: Path, version: int, *, back: bool = False
+    ) -> InferenceError | None:
+        body: dict[str, Any] = {"path": str(path), "version": version}
+        if back:
+            body["allow_older"] = True
         try:
             reply = await self._call(
                 replica, "POST", "/control/update_weights", body, timeout=self._update_timeout
@@ -159,7 +163,7 @@ class ControlPlane:
             if previous is None:
                 error: InferenceError | None = ServerError("the weights before are not known")
             else:
-                error = await self._load(replica, *previous)
+                error = await self._load(replica, *previous, back=True)
             if error is not None:
                 logger.error("%s could not go back: %s", replica.url, error)
                 why = ServerError(f"{replica.url} may serve version {version} alone: {error}")

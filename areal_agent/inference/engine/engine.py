@@ -146,16 +146,24 @@ class Engine:
         await self._ask(command)
 
     async def update_weights(
-        self, folder: Path, version: int, mode: WeightUpdateMode | None = None
+        self,
+        folder: Path,
+        version: int,
+        mode: WeightUpdateMode | None = None,
+        *,
+        allow_older: bool = False,
     ) -> int:
         """Serve the weights in `folder` as `version`; decoding goes on while they are read.
+
+        `allow_older` takes back an update that other replicas could not follow.
 
         Raises:
             WeightUpdateError: they cannot be served; the old ones still are.
             EngineFault: the engine has broken.
         """
         async with self._updating:
-            self._check_version(version)
+            if not allow_older:
+                self._check_version(version)
             weights = await self._running_loop().run_in_executor(
                 self._preparer, self._runner.prepare, folder
             )
@@ -168,8 +176,8 @@ class Engine:
     def _check_version(self, version: int) -> None:
         if version < self.version:
             raise WeightUpdateError(
-                f"expected version {self.version} or later, got {version}: versions never go back; "
-                "start a new server to serve older weights"
+                f"expected version {self.version} or later, got {version}: an older one is "
+                "served only when allow_older is set, to take an update back"
             )
 
     async def score(

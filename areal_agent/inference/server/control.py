@@ -77,7 +77,7 @@ async def abort(request: Request) -> Response:
 
 
 async def update_weights(request: Request) -> Response:
-    """`{"path": str, "version": int, "mode": ...}`: serve new weights."""
+    """`{"path": str, "version": int, "mode": ..., "allow_older": bool}`: serve new weights."""
     state = _state(request)
     body = await Body.read(request)
     path = body.string("path")
@@ -87,8 +87,10 @@ async def update_weights(request: Request) -> Response:
     version = body.integer("version", 0, 0)
     named = body.string("mode", tuple(_MODES))
     mode = _MODES[named] if named else None
+    allow_older = body.boolean("allow_older")
     body.finish()
-    return json_response({"version": await state.engine.update_weights(Path(path), version, mode)})
+    served = await state.engine.update_weights(Path(path), version, mode, allow_older=allow_older)
+    return json_response({"version": served})
 
 
 async def version(request: Request) -> Response:

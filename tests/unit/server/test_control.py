@@ -102,6 +102,18 @@ async def test_a_failed_update_changes_nothing(
     assert reply["choices"][0]["weight_versions"][0] == 0
 
 
+async def test_an_older_version_is_served_only_to_take_an_update_back(
+    server: Served, folder: Path, new: Path
+) -> None:
+    await server.control("update_weights", {"path": str(new), "version": 2})
+    back = {"path": str(folder), "version": 1}
+    answer = await server.control("update_weights", back)
+    assert answer.status_code == 409
+    assert "expected version 2 or later, got 1" in answer.json()["error"]["message"]
+    answer = await server.control("update_weights", back | {"allow_older": True})
+    assert (answer.status_code, answer.json()) == (200, {"version": 1})
+
+
 async def test_pause_holds_and_resume_lets_go(server: Served) -> None:
     server.model.hold_at = 3
     async with asyncio.TaskGroup() as group:
