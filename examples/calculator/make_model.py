@@ -2,9 +2,11 @@
 
     python examples/calculator/make_model.py OUTPUT_FOLDER [--seed 1] [--attempts 3]
 
-Some minutes on one core. Supervised training goes on until about one held-out problem in five is
-solved by sampling at temperature 1: below that reinforcement learning has little to go by. Where
-an attempt ends elsewhere, the next one takes the next seed.
+Some minutes on one core. The model is accepted when it solves about one held-out problem in five,
+sampled at temperature 1: below that reinforcement learning has little to go by. Where an attempt
+ends elsewhere, the next one takes the next seed. The learning rate falls nearly to 0 before the
+model is judged: one that was stopped earlier at the same accuracy copied numbers less surely and
+was a tenth behind after 40 steps of reinforcement learning.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import json
 import logging
 import random
 import re
+import shutil
 import tempfile
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -32,6 +35,7 @@ from areal_agent.inference.embedded import ServeSettings, make_engine
 from areal_agent.inference.engine.engine import Engine
 from areal_agent.inference.engine.load import load_model
 from areal_agent.inference.engine.request import GenerateRequest, SamplingParams
+from areal_agent.models.atomic_folder import atomic_folder
 from areal_agent.models.export import export_hf
 from areal_agent.models.load import load_causal_lm
 from areal_agent.models.small import new_small_llama, small_llama_config
@@ -41,8 +45,6 @@ from areal_agent.trainer.sft import SFTTrainer, sft_backend
 HERE = Path(__file__).parent
 task: Any = load_script(HERE / "task.py")
 
-GOAL = 0.19
-"""Training ends when sampled held-out accuracy is this high."""
 ACCEPTED = (0.16, 0.24)
 """The accuracy of a model that is shipped, measured anew."""
 N_DEMONSTRATIONS = 40_000
@@ -142,68 +144,64 @@ def demonstrations(chat: ChatFormat, seed: int) -> list[tuple[list[int], list[bo
     return [chat.supervised_ids(task.demonstrate(problem, rng)) for problem in found]
 
 
-def warm_up(work: Path, seed: int, max_steps: int) -> tuple[Path, int]:
-    """Train until the goal is met or `max_steps` are done; return the folder and the steps."""
+def warm_up(work: Path, seed: int, n_steps: int) -> Path:
+    """Train a new model; return its folder."""
     start, trained = work / f"start-{seed}", work / f"trained-{seed}"
     make_start(start, seed)
     config = SFTConfig(
         experiment_name="calculator",
         seed=seed,
         batch_size=32,
-        total_train_steps=max_steps,
+        total_train_steps=n_steps,
         optimizer=OptimizerConfig(
             lr=3e-3, warmup_steps=50, lr_scheduler_type="cosine", min_lr_ratio=0.05
         ),
     )
     backend = sft_backend(config, start)
-    trainer = SFTTrainer(config, backend, demonstrations(ChatFormat.from_folder(start), seed))
-    gate_rows = task.held_out_problems(512, seed=1)
-
-    def good_enough(step: int) -> bool:
-        if step < max_steps // 2:
-            return False
-        backend.export(trained)
-        result = asyncio.run(evaluate(trained, gate_rows))
-        logger.info("step %d: %.3f of held-out problems solved", step, result.mean)
-        return result.mean >= GOAL
-
-    return trained, trainer.train(stop=good_enough, every=100)
+    SFTTrainer(config, backend, demonstrations(ChatFormat.from_folder(start), seed)).train()
+    backend.export(trained)
+    return trained
 
 
-def make_model(output: Path, *, seed: int, attempts: int, max_steps: int) -> Made:
+def finish(trained: Path, output: Path, *, seed: int, steps: int) -> Made:
+    """Write the model in `trained` to `output` as it is shipped, and measure that."""
+    model = load_causal_lm(trained)
+    export_hf(model, output, trained, storage_dtype=torch.bfloat16)
+    rows = task.held_out_problems(1024)
+    sampled = asyncio.run(evaluate(output, rows))
+    greedy = asyncio.run(evaluate(output, rows, greedy=True))
+    with_call = sum(episode.metrics.get("tool_calls", 0) > 0 for episode in sampled.episodes)
+    made = Made(
+        seed=seed,
+        steps=steps,
+        accuracy=round(sampled.mean, 4),
+        accuracy_greedy=round(greedy.mean, 4),
+        tool_rate=round(with_call / len(rows), 4),
+        n_problems=len(rows),
+        n_parameters=sum(p.numel() for p in model.parameters()),
+    )
+    write_provenance(output, made)
+    return made
+
+
+def make_model(output: Path, *, seed: int = 1, attempts: int = 3, n_steps: int = 3200) -> Made:
     """Write an accepted model to `output`.
 
     Raises:
         RuntimeError: no attempt gave one.
     """
-    rows = task.held_out_problems(1024)
     tried: list[str] = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=output.absolute().parent) as work:
         for attempt in range(seed, seed + attempts):
-            trained, steps = warm_up(Path(folder), attempt, max_steps)
-            model = load_causal_lm(trained)
-            shipped = Path(folder) / f"shipped-{attempt}"
-            export_hf(model, shipped, trained, storage_dtype=torch.bfloat16)
-            sampled = asyncio.run(evaluate(shipped, rows))
-            tried.append(f"seed {attempt}: {sampled.mean:.3f}")
-            logger.info("after %d steps, %s", steps, tried[-1])
-            if not ACCEPTED[0] <= sampled.mean <= ACCEPTED[1]:
-                continue
-            greedy = asyncio.run(evaluate(shipped, rows, greedy=True))
-            made = Made(
-                seed=attempt,
-                steps=steps,
-                accuracy=round(sampled.mean, 4),
-                accuracy_greedy=round(greedy.mean, 4),
-                tool_rate=round(
-                    sum(e.metrics.get("tool_calls", 0) > 0 for e in sampled.episodes) / len(rows), 4
-                ),
-                n_problems=len(rows),
-                n_parameters=sum(p.numel() for p in model.parameters()),
-            )
-            export_hf(model, output, trained, storage_dtype=torch.bfloat16)
-            write_provenance(output, made)
-            return made
+            trained = warm_up(Path(work), attempt, n_steps)
+            candidate = Path(work) / f"candidate-{attempt}"
+            made = finish(trained, candidate, seed=attempt, steps=n_steps)
+            tried.append(f"seed {attempt}: {made.accuracy:.3f}")
+            logger.info("%s of held-out problems solved", tried[-1])
+            if ACCEPTED[0] <= made.accuracy <= ACCEPTED[1]:
+                with atomic_folder(output) as fresh:
+                    shutil.copytree(candidate, fresh, dirs_exist_ok=True)
+                return made
     raise RuntimeError(
         f"no attempt came to an accuracy within {ACCEPTED}: {'; '.join(tried)}; try other seeds"
     )
@@ -237,10 +235,9 @@ def main() -> None:
     parser.add_argument("output", type=Path, help="folder to write; replaced when it exists")
     parser.add_argument("--seed", type=int, default=1, help="of the first attempt")
     parser.add_argument("--attempts", type=int, default=3, help="seeds to try")
-    parser.add_argument("--max-steps", type=int, default=3200, help="optimiser steps an attempt")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    made = make_model(args.output, seed=args.seed, attempts=args.attempts, max_steps=args.max_steps)
+    made = make_model(args.output, seed=args.seed, attempts=args.attempts)
     print(json.dumps(asdict(made)))
 
 
