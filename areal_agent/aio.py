@@ -1,11 +1,13 @@
-"""Structured concurrency: the three helpers that the rest of the package needs.
+"""Structured concurrency: the few helpers that the rest of the package needs.
 
 Tasks start only inside a ``TaskGroup``; ``asyncio.gather``, ``create_task`` and ``wait_for`` are
 banned by the linter.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
+import importlib.util
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -61,3 +63,43 @@ async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
             yield group
     except BaseExceptionGroup as error:
         raise first_error(error) from error
+
+
+def fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes event loops: uvloop where it is installed (it has no wheel for some platforms)."""
+    if importlib.util.find_spec("uvloop") is None:
+        return asyncio.new_event_loop
+    import uvloop
+
+    return uvloop.new_event_loop
+
+
+class Turns:
+    """Lets those who came wait for their turn, first come, first served.
+
+    Coming is apart from waiting: one comes while a lock keeps the order, and waits after it.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[asyncio.Future[None]] = deque()
+
+    def come(self) -> asyncio.Future[None]:
+        """Take the next place; await it inside `turn`."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append(place)
+        self._call_next()
+        return place
+
+    @asynccontextmanager
+    async def turn(self, place: asyncio.Future[None]) -> AsyncGenerator[None]:
+        """Wait for the turn of `place`; leaving, also by cancellation, calls the next."""
+        try:
+            await place
+            yield
+        finally:
+            self._queue.remove(place)
+            self._call_next()
+
+    def _call_next(self) -> None:
+        if self._queue and not self._queue[0].done():
+            self._queue[0].set_result(None)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from areal_agent.aio import fast_loop_factory
 from areal_agent.errors import ArealAgentError, ConfigError
 
 app = typer.Typer(
@@ -178,7 +179,8 @@ def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
         return await main
 
     try:
-        return asyncio.run(supervised())
+        with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
+            return runner.run(supervised())
     except asyncio.CancelledError:
         if not received:
             raise

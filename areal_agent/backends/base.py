@@ -76,7 +76,10 @@ class TrainBackend(Protocol):
 
 
 class BackendHandle(Protocol):
-    """The driver's side of a backend. Entered means that the model is loaded."""
+    """The driver's side of a backend. Entered means that the model is loaded.
+
+    Calls may overlap; they are carried out one at a time, in the order in which they were made.
+    """
 
     async def logprobs(self, batch: RolloutBatch) -> Tensor:
         """See `TrainBackend.logprobs`."""

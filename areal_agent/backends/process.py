@@ -14,6 +14,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from areal_agent import errors
+from areal_agent.aio import Turns
 from areal_agent.backends.base import LossSpec, StepResult
 from areal_agent.backends.frames import Frame, FrameReader, encode, pack_batch
 from areal_agent.children import ChildProcess
@@ -24,13 +25,16 @@ from areal_agent.trajectory import RolloutBatch, TrainBatch
 logger = logging.getLogger(__name__)
 
 _DEATH_SECONDS = 5.0
+_SMALL_BYTES = 1 << 20
+"""Below this a frame is made in the loop: a thread would cost more than the copy."""
 
 
 class ProcessBackend:
     """A `BackendHandle` whose worker is one child process on this machine.
 
-    Calls run one at a time, in the order asked for. A cancelled call leaves the worker to finish
-    it; the next call waits for that. The worker's death fails the call that waits for it.
+    Calls run one at a time, in the order asked for; the next is sent while one runs, so that the
+    worker need not wait for the driver in between. A cancelled call is left to the worker to
+    finish, and its answer is passed over. The worker's death fails the calls that wait for it.
     """
 
     def __init__(
@@ -65,7 +69,8 @@ class ProcessBackend:
         self._log = log
         self._startup_seconds = startup_timeout_seconds
         self._command = list(command)
-        self._lock = asyncio.Lock()
+        self._sending = asyncio.Lock()
+        self._answers = Turns()
         self._next_id = 0
         self._stack = AsyncExitStack()
         self._child: ChildProcess | None = None
@@ -167,24 +172,30 @@ class ProcessBackend:
         child = self._entered()
         if self._reader is None or self._writer is None:
             raise TrainError("the trainer's worker is not connected: use it with `async with`")
-        async with self._lock:
-            call_id, self._next_id = self._next_id, self._next_id + 1
-            frame = Frame({"id": call_id, **header}, tensors or {})
-            data = await asyncio.to_thread(encode, frame)
-            try:
+        try:
+            async with self._sending:
+                call_id, self._next_id = self._next_id, self._next_id + 1
+                data = await self._encoded(Frame({"id": call_id, **header}, tensors or {}))
+                place = self._answers.come()
                 self._writer.write(data)
                 await self._writer.drain()
+            async with self._answers.turn(place):
                 answer = await self._reader.read()
                 while answer.header["id"] != call_id:  # of a call that was cancelled
                     answer = await self._reader.read()
-            except (OSError, EOFError) as error:
-                raise TrainError(await _describe_death(child)) from error
+        except (OSError, EOFError) as error:
+            raise TrainError(await _describe_death(child)) from error
         if busy:
             start, end = answer.header["span"]
             self.busy_spans.append((start, end))
         if "error" in answer.header:
             raise _revive(answer.header["error"])
         return answer
+
+    @staticmethod
+    async def _encoded(frame: Frame) -> bytes:
+        size = sum(tensor.nbytes for tensor in frame.tensors.values())
+        return encode(frame) if size < _SMALL_BYTES else await asyncio.to_thread(encode, frame)
 
     def _entered(self) -> ChildProcess:
         if self._child is None:

@@ -1,14 +1,12 @@
 """The embedded inference server as a process: load, bind, publish, serve, end."""
 
 import asyncio
-import importlib.util
 import logging
 import os
 import secrets
 import socket
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +14,7 @@ import torch
 from pydantic import Field
 from transformers.utils.logging import disable_progress_bar
 
+from areal_agent.aio import fast_loop_factory
 from areal_agent.config.base import ConfigModel
 from areal_agent.config.inference import WeightUpdateMode
 from areal_agent.data.chat import ChatFormat
@@ -103,7 +102,7 @@ def serve(settings: ServeSettings) -> None:
     sock = bind(settings.host, settings.port)
     try:
         loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-        with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
             runner.run(_serve(settings, loaded, sock, control_key, api_key))
     finally:
         sock.close()
@@ -187,11 +186,3 @@ def make_state(
         control_key=control_key,
         api_key=api_key,
     )
-
-
-def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop]:
-    if importlib.util.find_spec("uvloop") is None:  # it has no wheel for some platforms
-        return asyncio.new_event_loop
-    import uvloop
-
-    return uvloop.new_event_loop

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from areal_agent.aio import collect
 from areal_agent.algorithms.base import Algorithm
 from areal_agent.backends.base import BackendHandle, LossSpec, StepResult
 from areal_agent.trajectory import RolloutBatch, TrainBatch
@@ -59,7 +60,7 @@ async def update_policy(
     results: list[StepResult] = []
     if len(train_batch) > 0:
         cut = minibatches(train_batch, n_minibatches, seed)
-        results = [await backend.step(train_batch.rows(rows), spec) for rows in cut]
+        results = await collect(backend.step(train_batch.rows(rows), spec) for rows in cut)
     applied = [result for result in results if result.applied]
     metrics |= _averages(applied)
     metrics["update/applied_steps"] = len(applied)
