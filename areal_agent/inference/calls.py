@@ -10,6 +10,7 @@ import orjson
 from areal_agent.errors import EngineFault, InferenceError, RequestError, ServerError
 from areal_agent.inference.openai import RETRIED_STATUSES, error_text
 from areal_agent.inference.pool import Replica, ReplicaPool
+from areal_agent.net.internal import InternalClient
 
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -35,7 +36,7 @@ class Caller:
     def __init__(
         self,
         pool: ReplicaPool,
-        client: Callable[[], httpx.AsyncClient],
+        client: Callable[[], InternalClient],
         *,
         retry_seconds: float,
     ) -> None:
@@ -84,7 +85,7 @@ class Caller:
         url = replica.url + path
         replica.running += 1
         try:
-            response = await self._client().post(url, content=body, headers=headers)
+            response = await self._client().request("POST", url, content=body, headers=headers)
         except (httpx.TransportError, OSError) as error:
             failed = ServerError(f"{url} cannot be reached: {type(error).__name__}: {error}")
             raise failed from error
@@ -116,7 +117,7 @@ class Caller:
         """Ask for the replica's health; None when it is well or merely slow."""
         try:
             async with asyncio.timeout(_HEALTH_TIMEOUT_SECONDS):
-                response = await self._client().get(replica.url + "/health")
+                response = await self._client().request("GET", replica.url + "/health")
         except TimeoutError:
             return None
         except (httpx.TransportError, OSError) as error:

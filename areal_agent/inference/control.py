@@ -19,6 +19,7 @@ from areal_agent.errors import (
 )
 from areal_agent.inference.openai import error_text
 from areal_agent.inference.pool import Replica, ReplicaPool
+from areal_agent.net.internal import InternalClient
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ class ControlPlane:
     def __init__(
         self,
         pool: ReplicaPool,
-        client: Callable[[], httpx.AsyncClient],
+        client: Callable[[], InternalClient],
         *,
         control_key: str,
         timeout_seconds: float,

@@ -76,12 +76,10 @@ class HttpInferenceEngine:
         if instance_ids is not None:
             for replica, name in zip(self._pool.replicas, instance_ids, strict=True):
                 replica.instance_id = name
-        self._caller = Caller(
-            self._pool, lambda: clients.get("generate"), retry_seconds=timeouts.retry_seconds
-        )
+        self._caller = Caller(self._pool, clients.internal, retry_seconds=timeouts.retry_seconds)
         self._control = ControlPlane(
             self._pool,
-            lambda: clients.get("control"),
+            clients.internal,
             control_key=control_key,
             timeout_seconds=timeouts.control_seconds,
             update_timeout_seconds=timeouts.update_seconds,

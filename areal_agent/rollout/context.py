@@ -55,7 +55,7 @@ async def get_httpx_client() -> httpx.AsyncClient:
             "no run owns an HTTP client here: call get_httpx_client() inside arun_episode, or open "
             "an httpx.AsyncClient of your own"
         )
-    return clients.get("workflow")
+    return clients.external()
 
 
 def set_context(context: WorkflowContext) -> None:

@@ -57,7 +57,7 @@ def test_clients_say_which_loop_they_belong_to():
         await clients.__aenter__()
 
     async def use():
-        clients.get("generate")
+        clients.internal()
 
     async def close():
         await clients.__aexit__(None, None, None)

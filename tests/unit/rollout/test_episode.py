@@ -221,7 +221,7 @@ async def test_the_shared_client_is_lent_by_the_run():
     async with HttpClients() as clients:
         with context.use_clients(clients):
             await run(Calls(work))
-        assert got == [clients.get("workflow")]
+        assert got == [clients.external()]
 
 
 async def test_grouped_keeps_survivors_and_drops_lonely_ones():
