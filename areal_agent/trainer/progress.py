@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from areal_agent.evaluation.evaluator import EvalResult
@@ -9,6 +10,19 @@ from areal_agent.stats.display import StepProgress
 from areal_agent.stats.overlap import Span, covered, overlap_possible, overlap_share, union
 from areal_agent.trainer.run import Run
 from areal_agent.trainer.summary import RunSummary
+
+
+@dataclass(frozen=True, slots=True)
+class EndedStep:
+    """A step as it was when it ended."""
+
+    step: int
+    """Steps done, this one included."""
+    metrics: dict[str, float]
+    trainer_busy: float
+    """Seconds."""
+    seconds: float
+    """Since the step before ended."""
 
 
 class Progress:
@@ -34,32 +48,38 @@ class Progress:
         self._trainer_calls = len(self._run.backend.busy_spans)
         self._step_started = time.perf_counter()
 
-    async def step(self, metrics: Mapping[str, float]) -> tuple[StepProgress, dict[str, float]]:
-        """Take in a finished step; returns what to show, and metrics of throughput."""
-        busy, tokens = await self._poll_servers()
+    def end_step(self, metrics: Mapping[str, float]) -> "EndedStep":
+        """Take in that a step has just ended. Waits for nothing."""
         spans = self._run.backend.busy_spans[self._trainer_calls :]
         self._trainer_calls += len(spans)
-        trainer_busy = covered(spans)
-        self._generate.append(busy)
-        self._train.append(trainer_busy)
+        self._train.append(covered(spans))
         self._publish.append(metrics.get("timeperf/publish", 0.0))
         self._staleness_max = max(self._staleness_max, int(metrics["staleness/max"]))
         self._versions_max = max(self._versions_max, int(metrics["staleness/versions_in_batch"]))
         now = time.perf_counter()
         seconds, self._step_started = now - self._step_started, now
-        trained = metrics.get("update/tokens", 0.0)
+        return EndedStep(self._run.step, dict(metrics), self._train[-1], seconds)
+
+    async def measure(self, ended: "EndedStep") -> tuple[StepProgress, dict[str, float]]:
+        """Ask the servers what they did since the last call; returns what to show, and metrics.
+
+        Called once for each ended step, in order.
+        """
+        busy, tokens = await self._poll_servers()
+        self._generate.append(busy)
+        trained = ended.metrics.get("update/tokens", 0.0)
         progress = StepProgress(
-            step=self._run.step,
-            reward=metrics["rollout/reward"],
-            staleness=metrics["staleness/max"],
-            server_tokens_per_second=tokens / seconds,
-            trainer_tokens_per_second=trained / trainer_busy if trainer_busy else 0.0,
-            seconds=seconds,
+            step=ended.step,
+            reward=ended.metrics["rollout/reward"],
+            staleness=ended.metrics["staleness/max"],
+            server_tokens_per_second=tokens / ended.seconds,
+            trainer_tokens_per_second=trained / ended.trainer_busy if ended.trainer_busy else 0.0,
+            seconds=ended.seconds,
         )
-        return progress, {
-            "timeperf/step": seconds,
+        return progress, ended.metrics | {
+            "timeperf/step": ended.seconds,
             "timeperf/server_busy": busy,
-            "timeperf/trainer_busy": trainer_busy,
+            "timeperf/trainer_busy": ended.trainer_busy,
             "throughput/server_tokens_per_second": progress.server_tokens_per_second,
             "throughput/trainer_tokens_per_second": progress.trainer_tokens_per_second,
         }

@@ -17,7 +17,7 @@ from areal_agent.stats.display import Display, make_display
 from areal_agent.stats.logger import StatsLogger
 from areal_agent.stats.summary import SampleDialogue
 from areal_agent.trainer.build import Settings, as_loaded, open_run
-from areal_agent.trainer.progress import Progress
+from areal_agent.trainer.progress import EndedStep, Progress
 from areal_agent.trainer.run import Run
 from areal_agent.trainer.summary import RunSummary
 from areal_agent.types import Episode
@@ -102,27 +102,37 @@ class _Session:
         run = self.run
         self.display.start(run.total_steps)
         await self.progress.begin()
-        async with aclosing(run.rollouts(self.workflow)) as batches:
+        noting: asyncio.Task[None] | None = None
+        async with aclosing(run.rollouts(self.workflow)) as batches, task_group() as notes:
             async for batch in batches:
                 self._doing = "the trainer"
                 metrics = await run.update(batch)
-                shown, throughput = await self.progress.step(metrics)
-                metrics |= throughput
-                epoch, step = divmod(run.step - 1, run.steps_per_epoch)
-                epoch_ended = step == run.steps_per_epoch - 1
-                if self._eval_is_due(epoch_ended):
-                    result = await self._evaluate(
-                        f"at step {run.step}",
-                        self.eval_workflow,
-                        n_problems=run.config.evaluator.n_problems,
-                    )
-                    metrics |= result.metrics("eval")
-                    shown = replace(shown, accuracy=result.mean)
-                await log.commit(epoch, step, run.step - 1, metrics)
+                ended = self.progress.end_step(metrics)
+                if noting is not None:
+                    await noting
+                epoch_ended = run.step % run.steps_per_epoch == 0
                 last = run.step == run.total_steps
                 await self.saver.save(run.step, epoch_ended=epoch_ended, last=last)
-                self.display.update(shown)
+                due = self._eval_is_due(epoch_ended)
+                # Without an evaluation the next update starts at once, beside these notes.
+                noting = notes.create_task(self._note(log, ended, evaluate=due))
+                if due:
+                    await noting
                 self._doing = ""
+
+    async def _note(self, log: StatsLogger, ended: EndedStep, *, evaluate: bool) -> None:
+        """Measure, evaluate, log and show a step that has ended."""
+        shown, metrics = await self.progress.measure(ended)
+        if evaluate:
+            n_problems = self.run.config.evaluator.n_problems
+            result = await self._evaluate(
+                f"at step {ended.step}", self.eval_workflow, n_problems=n_problems
+            )
+            metrics |= result.metrics("eval")
+            shown = replace(shown, accuracy=result.mean)
+        epoch, step = divmod(ended.step - 1, self.run.steps_per_epoch)
+        await log.commit(epoch, step, ended.step - 1, metrics)
+        self.display.update(shown)
 
     def _eval_is_due(self, epoch_ended: bool) -> bool:
         due = self.eval_due.check(epochs=int(epoch_ended), steps=1)

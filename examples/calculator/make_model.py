@@ -4,9 +4,9 @@
 
 Some minutes on one core. The model is accepted when it solves about one held-out problem in five,
 sampled at temperature 1: below that reinforcement learning has little to go by. Where an attempt
-ends elsewhere, the next one takes the next seed. The learning rate falls nearly to 0 before the
-model is judged: one that was stopped earlier at the same accuracy copied numbers less surely and
-was a tenth behind after 40 steps of reinforcement learning.
+ends elsewhere, the next one takes the next seed. Training goes on long after that accuracy is first
+met, and the learning rate falls nearly to 0: what improves meanwhile is how surely numbers are
+copied, and that bounds what reinforcement learning reaches afterwards.
 """
 
 import argparse
@@ -45,7 +45,7 @@ from areal_agent.trainer.sft import SFTTrainer, sft_backend
 HERE = Path(__file__).parent
 task: Any = load_script(HERE / "task.py")
 
-ACCEPTED = (0.16, 0.24)
+ACCEPTED = (0.17, 0.26)
 """The accuracy of a model that is shipped, measured anew."""
 N_DEMONSTRATIONS = 40_000
 MAX_LENGTH = 256
@@ -184,7 +184,7 @@ def finish(trained: Path, output: Path, *, seed: int, steps: int) -> Made:
     return made
 
 
-def make_model(output: Path, *, seed: int = 1, attempts: int = 3, n_steps: int = 3200) -> Made:
+def make_model(output: Path, *, seed: int = 1, attempts: int = 3, n_steps: int = 5000) -> Made:
     """Write an accepted model to `output`.
 
     Raises:
