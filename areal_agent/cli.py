@@ -1,6 +1,7 @@
 """What people type: ``areal-agent train | serve | config``. Commands import what they need."""
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -53,6 +54,7 @@ def train(
     from areal_agent.stats.display import make_display
     from areal_agent.trainer.rl import RLTrainer
 
+    gc.freeze()  # what was imported stays: collections need not go through it again and again
     display = make_display(quiet=quiet or json)
     summary = run_until_signal(RLTrainer(loaded, display=display).train())
     if json:

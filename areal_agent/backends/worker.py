@@ -4,6 +4,7 @@ Started by `backends.process` as ``python -m areal_agent.backends.worker FD``. I
 socket closes, on SIGTERM, and with its parent.
 """
 
+import gc
 import signal
 import socket
 import sys
@@ -33,12 +34,14 @@ def build_local(spec: Mapping[str, Any]) -> "TrainBackend":
     from areal_agent.backends.local import LocalBackend
     from areal_agent.config.training import TrainEngineConfig
 
-    return LocalBackend(
+    backend = LocalBackend(
         TrainEngineConfig.model_validate(spec["config"]),
         Path(spec["model"]),
         total_optimizer_steps=spec["total_optimizer_steps"],
         seed=spec["seed"],
     )
+    gc.freeze()  # what was imported stays: collections need not go through it again and again
+    return backend
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The embedded inference server as a process: load, bind, publish, serve, end."""
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -102,6 +103,7 @@ def serve(settings: ServeSettings) -> None:
     sock = bind(settings.host, settings.port)
     try:
         loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
+        gc.freeze()  # what was imported stays: collections need not go through it again and again
         with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
             runner.run(_serve(settings, loaded, sock, control_key, api_key))
     finally:

@@ -229,6 +229,9 @@ class RolloutExecutor:
                 continue
             await self._gate.admit()
             self._start(self._run_group(self._chosen()))
+            # Many may be admitted at once: the first ones are to reach the servers before the
+            # last ones have been started.
+            await asyncio.sleep(0)
 
     def _next_item(self, orders: Iterator[int]) -> PromptItem | None:
         prompt = next(self._sampler, None)
