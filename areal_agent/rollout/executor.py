@@ -169,6 +169,10 @@ class RolloutExecutor:
         if self._error is None:
             self._gate.resume()
 
+    def active_spans(self) -> list[tuple[float, float]]:
+        """When episodes were in flight, as pairs of ``time.time()``."""
+        return self._gate.active_spans()
+
     def stats(self) -> RolloutStats:
         """Return counts for the display."""
         gate = self._gate

@@ -4,6 +4,8 @@ The other half, at consumption, is the executor's sweep.
 """
 
 import asyncio
+import time
+from collections.abc import Callable
 
 from areal_agent.errors import ConfigError
 
@@ -30,6 +32,7 @@ class Gate:
         max_offpolicyness: int,
         group_size: int,
         version: int = 0,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         if max_concurrent < group_size:
             raise ConfigError(
@@ -48,7 +51,16 @@ class Gate:
         """Version of the weights that are served."""
         self.accepted = 0
         """Groups that were finished and not given back, consumed ones included."""
+        self._clock = clock
+        self._active_since: float | None = None
+        self._active: list[tuple[float, float]] = []
         self.recover(version)
+
+    def active_spans(self) -> list[tuple[float, float]]:
+        """Start and end of each time in which episodes were in flight, the present one included."""
+        if self._active_since is None:
+            return list(self._active)
+        return [*self._active, (self._active_since, self._clock())]
 
     @property
     def groups_ahead(self) -> int:
@@ -78,10 +90,15 @@ class Gate:
             await self._changed.wait()
         self.running_groups += 1
         self.running_episodes += self._group_size
+        if self._active_since is None:
+            self._active_since = self._clock()
 
     def episode_done(self) -> None:
         """Give back one episode's place."""
         self.running_episodes = self._lowered(self.running_episodes, "running episode")
+        if self.running_episodes == 0 and self._active_since is not None:
+            self._active.append((self._active_since, self._clock()))
+            self._active_since = None
 
     def accept(self) -> None:
         """A running group is finished and may be trained on."""

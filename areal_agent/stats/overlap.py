@@ -66,6 +66,7 @@ def overlap_possible(
     publish_seconds: Sequence[float],
     *,
     max_head_offpolicyness: int,
+    server_share: float = 1.0,
 ) -> float | None:
     """Return the `overlap_share` that the gate and the measured stage times allow.
 
@@ -74,10 +75,12 @@ def overlap_possible(
     the version before is served; then it is published.
 
     Args:
-        generate_seconds: per batch, what the servers need to generate it.
+        generate_seconds: per batch, how long its episodes are in flight.
         train_seconds: per batch, what the trainer needs for it.
         publish_seconds: per batch, from the end of training to the new version being served.
         max_head_offpolicyness: how many versions generation may be ahead.
+        server_share: share of the time with episodes in flight in which a server is generating; in
+            the rest all of them are between two calls, which no scheduling changes.
     """
     generating: list[Span] = []
     training: list[Span] = []
@@ -90,4 +93,5 @@ def overlap_possible(
         start = max(start + generate, served[i])
         training.append((start, start + train))
         served.append(start + train + publish)
-    return overlap_share(training, generating)
+    share = overlap_share(training, generating)
+    return None if share is None else share * server_share

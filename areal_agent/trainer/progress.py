@@ -7,7 +7,14 @@ from typing import Any
 
 from areal_agent.evaluation.evaluator import EvalResult
 from areal_agent.stats.display import StepProgress
-from areal_agent.stats.overlap import Span, covered, overlap_possible, overlap_share, union
+from areal_agent.stats.overlap import (
+    Span,
+    covered,
+    intersection,
+    overlap_possible,
+    overlap_share,
+    union,
+)
 from areal_agent.trainer.run import Run
 from areal_agent.trainer.summary import RunSummary
 
@@ -33,6 +40,7 @@ class Progress:
         self._counts: dict[str, dict[str, Any]] = {}
         self._server_spans: list[Span] = []
         self._server_busy = 0.0
+        self._active = 0.0
         self._server_tokens = 0.0
         self._trainer_calls = 0
         self._step_started = time.perf_counter()
@@ -66,7 +74,8 @@ class Progress:
         Called once for each ended step, in order.
         """
         busy, tokens = await self._poll_servers()
-        self._generate.append(busy)
+        active = self._active_seconds()
+        self._generate.append(active)
         trained = ended.metrics.get("update/tokens", 0.0)
         progress = StepProgress(
             step=ended.step,
@@ -79,6 +88,7 @@ class Progress:
         return progress, ended.metrics | {
             "timeperf/step": ended.seconds,
             "timeperf/server_busy": busy,
+            "timeperf/episodes_in_flight": active,
             "timeperf/trainer_busy": ended.trainer_busy,
             "throughput/server_tokens_per_second": progress.server_tokens_per_second,
             "throughput/trainer_tokens_per_second": progress.trainer_tokens_per_second,
@@ -108,6 +118,7 @@ class Progress:
                 self._train,
                 self._publish,
                 max_head_offpolicyness=config.rollout.max_head_offpolicyness,
+                server_share=self._server_share(),
             ),
             versions_spanned_max=self._versions_max,
             staleness_max=self._staleness_max,
@@ -116,6 +127,22 @@ class Progress:
             run_folder=str(run.folder.root),
             model_folder=str(run.folder.final),
         )
+
+    def _active_spans(self) -> list[Span]:
+        executor = self._run.executor
+        return [] if executor is None else executor.active_spans()
+
+    def _active_seconds(self) -> float:
+        """Seconds with episodes in flight since the last call."""
+        total = covered(self._active_spans())
+        new, self._active = total - self._active, total
+        return new
+
+    def _server_share(self) -> float:
+        """Share of the time with episodes in flight in which a server was generating."""
+        active = self._active_spans()
+        seconds = covered(active)
+        return covered(intersection(active, self._server_spans)) / seconds if seconds else 0.0
 
     async def _poll_servers(self) -> tuple[float, float]:
         """Seconds that the servers were busy, and tokens they sampled, since the last call."""

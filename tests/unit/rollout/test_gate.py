@@ -119,3 +119,21 @@ def test_versions_only_grow():
 def test_a_group_that_never_fits_is_refused():
     with pytest.raises(ConfigError, match=r"max_concurrent_rollouts is 4.*8 episodes"):
         Gate(max_concurrent=4, batch_size=1, max_offpolicyness=0, group_size=8)
+
+
+async def test_times_with_episodes_in_flight_are_kept() -> None:
+    now = [0.0]
+    gate = Gate(
+        max_concurrent=8, batch_size=4, max_offpolicyness=2, group_size=2, clock=lambda: now[0]
+    )
+    await gate.admit()
+    now[0] = 1.0
+    await gate.admit()
+    for when in (2.0, 3.0, 4.0, 5.0):
+        now[0] = when
+        gate.episode_done()
+    now[0] = 7.0
+    assert gate.active_spans() == [(0.0, 5.0)]
+    await gate.admit()
+    now[0] = 9.0
+    assert gate.active_spans() == [(0.0, 5.0), (7.0, 9.0)]

@@ -76,6 +76,15 @@ def test_fast_servers_cover_their_share_of_the_trainers_time() -> None:
     assert possible(1.0, 2.0, ahead=1) == pytest.approx(9 * 1.0 / (10 * 2.0))
 
 
+def test_servers_that_wait_for_episodes_bound_the_share() -> None:
+    whole = overlap_possible([3.0] * 5, [2.0] * 5, [0.5] * 5, max_head_offpolicyness=1)
+    part = overlap_possible(
+        [3.0] * 5, [2.0] * 5, [0.5] * 5, max_head_offpolicyness=1, server_share=0.5
+    )
+    assert whole is not None
+    assert part == pytest.approx(whole / 2)
+
+
 def test_nothing_trained_has_no_share() -> None:
     assert overlap_possible([], [], [], max_head_offpolicyness=2) is None
 
