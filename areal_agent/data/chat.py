@@ -7,6 +7,7 @@ sampled is ever tokenised again, so training sees the very ids that the engine s
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, cast
 from uuid import uuid4
@@ -53,6 +54,8 @@ class ChatFormat:
                 "chat_template.jinja in the model folder"
             )
         self.tokenizer = tokenizer
+        # The members of a group ask the same, one after the other.
+        self._encoded = lru_cache(maxsize=1024)(self._encode_once)
         named = tool_parser or cast("str | None", tokenizer.init_kwargs.get("tool_parser"))
         self._parse = get_tool_parser(named) if named else ParsedReply
         # Handing tools to a template that does not show them costs as much as rendering.
@@ -217,7 +220,10 @@ class ChatFormat:
         return cast("str", texts[0])
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return list(self._encoded(text))
+
+    def _encode_once(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _rewrites(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -19,7 +19,7 @@ from areal_agent.errors import (
 )
 from areal_agent.inference.openai import error_text
 from areal_agent.inference.pool import Replica, ReplicaPool
-from areal_agent.net.internal import InternalClient
+from areal_agent.net.internal import Answer, InternalClient
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ class ControlPlane:
         except orjson.JSONDecodeError as error:
             raise ServerError(f"{url} answered {response.content[:200]!r}, not JSON") from error
 
-    async def _send(self, method: str, url: str, body: dict[str, Any] | None) -> httpx.Response:
+    async def _send(self, method: str, url: str, body: dict[str, Any] | None) -> Answer:
         """Send; a dropped idle socket is tried once more, as every control call may be repeated."""
         content = None if body is None else orjson.dumps(body)
         headers = {**self._headers, "content-type": "application/json"}

@@ -1,6 +1,7 @@
 """An inference engine behind HTTP: one or more replicas of the embedded server."""
 
 import asyncio
+import itertools
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -87,6 +88,8 @@ class HttpInferenceEngine:
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._control_headers = {"authorization": f"Bearer {control_key}"}
         self._version = 0
+        self._name = uuid.uuid4().hex
+        self._numbers = itertools.count()
         self._pauses = 0
         self._open = asyncio.Event()
         self._entered = False
@@ -173,7 +176,7 @@ class HttpInferenceEngine:
             max_new_tokens=budget - done,
             min_new_tokens=max(request.gconfig.min_new_tokens - done, 0),
             seed=seed,
-            request_id=uuid.uuid4().hex,
+            request_id=f"{self._name}-{next(self._numbers)}",
             cache_key=request.rid,
         )
         content = await self._caller.post(COMPLETIONS, body, rid=request.rid, headers=self._headers)

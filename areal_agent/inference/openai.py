@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import httpx
 import orjson
 
 from areal_agent.errors import ServerError
+from areal_agent.net.internal import Answer
 from areal_agent.types import GenerationHyperparameters, StopReason
 
 COMPLETIONS = "/v1/completions"
@@ -104,11 +104,11 @@ def read_completion(content: bytes, *, max_new_tokens: int, version: int) -> Seg
     return Segment(ids, logprobs, versions, stop_reason)
 
 
-def error_text(response: httpx.Response) -> str:
+def error_text(answer: Answer) -> str:
     """Return the server's own words from an error answer, in OpenAI's shape or not."""
     try:
-        error = cast("dict[str, Any]", orjson.loads(response.content))["error"]
+        error = cast("dict[str, Any]", orjson.loads(answer.content))["error"]
         message = cast("object", error["message"] if isinstance(error, dict) else error)
         return str(message)
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return response.text[:500] or response.reason_phrase
+        return answer.text[:500] or "nothing"

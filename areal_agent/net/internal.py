@@ -1,4 +1,4 @@
-"""The client for traffic inside a run: aiohttp, with httpx's answers and errors.
+"""The client for traffic inside a run: aiohttp, with httpx's errors.
 
 Plain httpx costs more than ten times aiohttp's CPU time per call at 64 calls in flight, httpx on an
 aiohttp transport three times (``tests/benchmarks/bench_http.py``), and a run makes thousands of
@@ -6,12 +6,36 @@ calls a second from one loop.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import aiohttp
 import httpx
 
 _KEEPALIVE_SECONDS = 60.0
 """Idle sockets are closed after this; our servers keep theirs open for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server answered, whole."""
+
+    status_code: int
+    content: bytes
+
+    @property
+    def is_error(self) -> bool:
+        """The status is 400 or above."""
+        return self.status_code >= 400
+
+    @property
+    def is_server_error(self) -> bool:
+        """The status is 500 or above."""
+        return self.status_code >= 500
+
+    @property
+    def text(self) -> str:
+        """The content, as far as it is UTF-8."""
+        return self.content.decode("utf-8", errors="replace")
 
 
 class InternalClient:
@@ -32,7 +56,7 @@ class InternalClient:
         *,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> Answer:
         """Send, and read the whole answer. Cancelling the caller closes the connection.
 
         Raises:
@@ -55,7 +79,7 @@ class InternalClient:
             raise httpx.ConnectError(str(error) or "connecting took too long") from error
         except aiohttp.ClientError as error:
             raise httpx.ReadError(f"{type(error).__name__}: {error}") from error
-        return httpx.Response(answer.status, content=body)
+        return Answer(answer.status, body)
 
     async def aclose(self) -> None:
         """Close every connection."""
