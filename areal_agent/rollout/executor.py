@@ -24,7 +24,7 @@ from areal_agent.rollout.gate import Gate
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow, GroupRun
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import TrajectoryGroup
-from areal_agent.types import Episode
+from areal_agent.types import Episode, Failure
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +87,7 @@ class RolloutExecutor:
         self._error: RolloutError | None = None
         self._counts: Counter[str] = Counter()
         self._outcomes: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._entered = False
@@ -292,16 +293,23 @@ class RolloutExecutor:
         self._outcomes[episode.outcome] += 1
         self._budget.episode(episode)
         if episode.failure is not None:
-            logger.warning(
-                "episode %s ended as %s: %s: %s",
-                episode.id,
-                episode.outcome,
-                episode.failure.type,
-                episode.failure.message,
-            )
+            self._tell(episode, episode.failure)
         if self._on_episode is not None:
             self._on_episode(episode)
         self._judge()
+
+    def _tell(self, episode: Episode, failure: Failure) -> None:
+        """Warn of the first failure of each kind; all are counted and recorded."""
+        kind = f"{episode.outcome} {failure.type}"
+        self._failures[kind] += 1
+        logger.log(
+            logging.WARNING if self._failures[kind] == 1 else logging.DEBUG,
+            "episode %s ended as %s: %s: %s (more of this kind are counted, not told)",
+            episode.id,
+            episode.outcome,
+            failure.type,
+            failure.message,
+        )
 
     def _finish(self, item: PromptItem, run: GroupRun) -> None:
         group = run.group

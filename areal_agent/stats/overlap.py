@@ -35,6 +35,22 @@ def intersection(first: Iterable[Span], second: Iterable[Span]) -> list[Span]:
     return out
 
 
+def difference(first: Iterable[Span], second: Iterable[Span]) -> list[Span]:
+    """Return the time that lies in the first and not in the second, as disjoint spans in order."""
+    out: list[Span] = []
+    holes = union(second)
+    for start, end in union(first):
+        for hole_start, hole_end in holes:
+            if hole_end <= start:
+                continue
+            if hole_start >= end:
+                break
+            out.append((start, min(hole_start, end)))
+            start = max(start, hole_end)
+        out.append((start, end))
+    return union(out)
+
+
 def covered(spans: Iterable[Span]) -> float:
     """Return the seconds that lie in at least one span."""
     return sum(end - start for start, end in union(spans))

@@ -10,6 +10,7 @@ from areal_agent.stats.display import StepProgress
 from areal_agent.stats.overlap import (
     Span,
     covered,
+    difference,
     intersection,
     overlap_possible,
     overlap_share,
@@ -41,6 +42,7 @@ class Progress:
         self._server_spans: list[Span] = []
         self._server_busy = 0.0
         self._active = 0.0
+        self._evaluations: list[Span] = []
         self._server_tokens = 0.0
         self._trainer_calls = 0
         self._step_started = time.perf_counter()
@@ -128,9 +130,15 @@ class Progress:
             model_folder=str(run.folder.final),
         )
 
+    def evaluated(self, start: float, end: float) -> None:
+        """Note when an evaluation ran: what the servers did then is not training."""
+        self._evaluations.append((start, end))
+
     def _active_spans(self) -> list[Span]:
+        """When training episodes were in flight and no evaluation was."""
         executor = self._run.executor
-        return [] if executor is None else executor.active_spans()
+        active = [] if executor is None else executor.active_spans()
+        return difference(active, self._evaluations)
 
     def _active_seconds(self) -> float:
         """Seconds with episodes in flight since the last call."""

@@ -1,6 +1,7 @@
 """Reinforcement learning: the loop of `Run`, with evaluation, saving, logging and a summary."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -152,7 +153,9 @@ class _Session:
             self._doing = f"evaluation {when}: {done} of {total} problems"
 
         progress(0, len(self.run.parts.eval_rows[:n_problems]))
+        started = time.time()
         result = await self.evaluator.evaluate(workflow, n_problems=n_problems, progress=progress)
+        self.progress.evaluated(started, time.time())
         self._doing = ""
         for episode in result.episodes:
             self.run.record(episode, split=f"eval {when}")

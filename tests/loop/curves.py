@@ -26,7 +26,7 @@ RECOMMENDED: Mapping[int, tuple[str, ...]] = {
 }
 """Overrides that docs/staleness.md recommends for the example at each max_head_offpolicyness."""
 
-DEFAULT_ETA = 2
+DEFAULT_ETA = 1
 """What the example's own settings say."""
 
 COLUMNS = (

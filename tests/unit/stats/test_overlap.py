@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from areal_agent.stats.overlap import (
     Span,
     covered,
+    difference,
     intersection,
     overlap_possible,
     overlap_share,
@@ -56,6 +57,21 @@ def test_share_of_a_small_run() -> None:
     server = [(0.0, 11.0), (5.0, 11.5), (21.0, 30.0)]
     assert overlap_share(trainer, server) == pytest.approx(2.5 / 4)
     assert overlap_share(trainer, server, window=(11.0, 21.0)) == pytest.approx(0.5 / 2)
+
+
+def test_a_difference_is_what_the_second_leaves_of_the_first() -> None:
+    assert difference([(0, 10)], [(2, 3), (5, 7)]) == [(0, 2), (3, 5), (7, 10)]
+    assert difference([(0, 10)], [(-1, 1), (9, 12)]) == [(1, 9)]
+    assert difference([(0, 1), (2, 3)], [(0, 5)]) == []
+
+
+@given(spans, spans)
+def test_difference_and_intersection_make_up_the_first(
+    first: list[Span], second: list[Span]
+) -> None:
+    left, both = difference(first, second), intersection(first, second)
+    assert covered(left) + covered(both) == pytest.approx(covered(first))
+    assert covered(intersection(left, second)) == 0
 
 
 def possible(generate: float, train: float, *, ahead: int, n: int = 10) -> float | None:
