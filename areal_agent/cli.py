@@ -38,6 +38,10 @@ Device = Literal["auto", "cpu", "cuda"]
 UpdateMode = Literal["keep", "recompute", "abort"]
 
 
+_CLEANUP_SECONDS = 8.0
+"""How long a run may clean up after a signal; our processes end with us in any case."""
+
+
 @app.command()
 def train(
     config: ConfigFile,
@@ -67,17 +71,22 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         str, typer.Argument(help="Hugging Face folder, or builtin:NAME.", show_default=False)
     ],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port; 0 lets the system choose.")] = 8000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port; 0 lets the system choose.")
+    ] = 8000,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name that clients use; the folder's by default.")
     ] = None,
-    max_running_requests: Annotated[int, typer.Option(help="Requests decoded together.")] = 128,
+    max_running_requests: Annotated[
+        int, typer.Option(min=1, help="Requests decoded together.")
+    ] = 128,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Most tokens of prompt and reply; the model's by default.")
+        int | None,
+        typer.Option(min=2, help="Most tokens of prompt and reply; the model's by default."),
     ] = None,
     dtype: Annotated[DType, typer.Option(help="Precision of weights and cache.")] = "float32",
     device: Annotated[Device, typer.Option(help="Where the model runs.")] = "auto",
-    threads: Annotated[int, typer.Option(help="CPU threads.")] = 1,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     weight_update: Annotated[
         UpdateMode, typer.Option(help="What running requests do when weights are updated.")
     ] = "keep",
@@ -175,6 +184,7 @@ def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
                 os._exit(128 + number)
             typer.echo("interrupted: cleaning up (once more to end at once)", err=True)
             task.cancel()
+            loop.call_later(_CLEANUP_SECONDS, os._exit, 128 + number)
 
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, interrupt, number)

@@ -136,7 +136,7 @@ def _import(module: str, name: str) -> ModuleType:
         raise ConfigError(
             f"importing {module!r} for {name!r} failed: {_described(error)}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"importing {module!r} for {name!r} failed: {_described(error)}"
         ) from error

@@ -16,6 +16,7 @@ from typing import Any
 from areal_agent import ModelResponse
 from areal_agent.data.chat import ChatFormat
 from areal_agent.errors import DataError, RewardError
+from areal_agent.rollout.checks import LARGEST_REWARD
 
 RewardFunction = Callable[..., float | Awaitable[float]]
 
@@ -73,8 +74,10 @@ class Scorer:
             raise RewardError(
                 f"the reward function failed on {text!r}: {type(error).__name__}: {error}"
             ) from error
-        if not math.isfinite(reward):
-            raise RewardError(f"expected a finite reward for {text!r}, got {reward!r}")
+        if not abs(reward) < LARGEST_REWARD:
+            raise RewardError(
+                f"expected a finite reward that float32 can hold for {text!r}, got {reward!r}"
+            )
         return reward
 
 

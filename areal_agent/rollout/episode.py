@@ -15,6 +15,7 @@ from areal_agent.aio import first_error
 from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import InferenceError, RewardError, TrajectoryError
 from areal_agent.inference.base import InferenceEngine
+from areal_agent.rollout.checks import check_rows
 from areal_agent.rollout.context import WorkflowContext, set_context
 from areal_agent.rollout.recording import EpisodeEngine
 from areal_agent.rollout.workflow import RolloutWorkflow
@@ -93,8 +94,9 @@ async def run_episode(
     try:
         async with limit:
             result = await workflow.arun_episode(recorder, copy.deepcopy(dict(data)))
-        ending = _ending(result)
-    except (KeyboardInterrupt, SystemExit):
+        # One more than is served everywhere: a server may have taken the next version already.
+        ending = _ending(result, recorder.version + 1)
+    except KeyboardInterrupt:
         raise
     except asyncio.CancelledError as error:
         if _is_ours():
@@ -102,7 +104,7 @@ async def run_episode(
         ending = _failed(error, "workflow_error", "workflow")
     except BaseException as error:
         # The episode boundary: whatever a workflow raises becomes data.
-        if any(isinstance(leaf, KeyboardInterrupt | SystemExit) for leaf in _leaves(error)):
+        if any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error)):
             raise
         ending = _ending_of(error, limit.expired(), timeout_seconds)
     recorder.close()
@@ -121,10 +123,11 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _ending(result: object) -> _Ending:
+def _ending(result: object, newest_version: int) -> _Ending:
     rows = as_trajectories(result)
     if rows is None:
         return _Ending("rejected")
+    rows = check_rows(rows, newest_version=newest_version)
     outcome: Outcome = "truncated" if any(row.truncated for row in rows) else "ok"
     ending = _Ending(outcome, rows)
     if isinstance(result, Mapping):

@@ -152,7 +152,9 @@ class PlainDisplay(QuietDisplay):
         self, rows: Sequence[tuple[str, str]], dialogues: Sequence[SampleDialogue] = ()
     ) -> None:
         """See `Display`."""
-        self._console.print(render_summary(rows, dialogues))
+        longest = max((len(name) + len(value) for name, value in rows), default=0)
+        width = max(self._console.width, longest + 10)  # paths stay in one piece
+        self._console.print(render_summary(rows, dialogues), width=width, crop=False)
 
     def _print(self, line: str) -> None:
         self._told_at = self._clock()

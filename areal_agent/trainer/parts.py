@@ -145,6 +145,8 @@ def _resolved_args(args: Mapping[str, Any], base: Path) -> dict[str, Any]:
     if isinstance(out.get("reward_fn"), str):
         out["reward_fn"] = resolve(out["reward_fn"], kind="rewards", base=base)
     tools = out.get("tools")
+    if isinstance(tools, str):
+        raise ConfigError(f"workflow.args.tools: expected a list of names, got {tools!r}")
     if isinstance(tools, list):
         out["tools"] = [
             resolve(tool, kind="tools", base=base) if isinstance(tool, str) else tool

@@ -112,6 +112,8 @@ async def score(request: Request) -> Response:
     if not isinstance(given, list):
         raise ApiError("rows: expected a list of lists of token ids", param="rows")
     rows = [check_ids("rows", row, state.engine.vocab_size) for row in given]
+    if not all(rows):
+        raise ApiError("rows: expected at least one token id in each row", param="rows")
     longest = max((len(row) for row in rows), default=0)
     if longest > state.engine.max_model_len:
         raise ApiError(

@@ -1,6 +1,7 @@
 """Each episode ends with exactly one outcome, whatever its workflow does."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from rollout_support import Calls, OneCall
@@ -72,11 +73,27 @@ async def test_what_a_workflow_raises_becomes_data(error, outcome, place, messag
     assert len(episode.interactions) == 1
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
-async def test_what_ends_the_process_is_let_through(stop):
+async def test_an_interrupt_is_let_through():
     with pytest.raises(BaseExceptionGroup) as caught:
-        await run(raising(BaseExceptionGroup("nested", [stop()])))
-    assert isinstance(caught.value.exceptions[0], stop)
+        await run(raising(BaseExceptionGroup("nested", [KeyboardInterrupt()])))
+    assert isinstance(caught.value.exceptions[0], KeyboardInterrupt)
+
+
+async def test_a_workflow_does_not_end_the_process():
+    episode = (await run(raising(SystemExit(3)))).episode
+    assert episode.outcome == "workflow_error"
+    assert episode.failure.type == "SystemExit"
+
+
+async def test_rows_that_cannot_be_trained_on_are_a_failure_of_the_workflow():
+    class BadMetric(OneCall):
+        async def arun_episode(self, engine, data):
+            row = await super().arun_episode(engine, data)
+            return replace(row, metrics={"x": "hello"})
+
+    episode = (await run(BadMetric())).episode
+    assert (episode.outcome, episode.failure.place) == ("workflow_error", "trajectory")
+    assert "metric 'x'" in episode.failure.message
 
 
 async def test_an_episode_that_takes_too_long():

@@ -114,6 +114,13 @@ async def test_an_older_version_is_served_only_to_take_an_update_back(
     assert (answer.status_code, answer.json()) == (200, {"version": 1})
 
 
+async def test_an_empty_row_to_score_is_refused_and_harms_nothing(server: Served) -> None:
+    answer = await server.control("score", {"rows": [[1, 2], []]})
+    assert answer.status_code == 400
+    assert "at least one token id" in answer.json()["error"]["message"]
+    assert (await server.client.get("/health")).json()["status"] == "ok"
+
+
 async def test_pause_holds_and_resume_lets_go(server: Served) -> None:
     server.model.hold_at = 3
     async with asyncio.TaskGroup() as group:

@@ -1,0 +1,54 @@
+"""What a finished episode's rows must also be, before a trainer or a log gets them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from areal_agent.errors import TrajectoryError
+from areal_agent.trajectory import Trajectory
+
+LARGEST_REWARD = 3e38
+"""Rewards are float32 in a batch; anything larger would be infinite there."""
+
+
+def check_rows(rows: Sequence[Trajectory], *, newest_version: int) -> list[Trajectory]:
+    """Return the rows with metrics as floats.
+
+    Args:
+        rows: of one episode.
+        newest_version: no token can have a newer one.
+
+    Raises:
+        TrajectoryError: a row was changed after it was made so that its lists differ in length, a
+            reward is too large for float32, a version is from the future, or a metric is not a
+            finite number.
+    """
+    return [_checked(row, newest_version) for row in rows]
+
+
+def _checked(row: Trajectory, newest_version: int) -> Trajectory:
+    row.__post_init__()  # lists may have been changed in place since
+    if abs(row.reward) > LARGEST_REWARD:
+        raise TrajectoryError(
+            f"expected a reward that float32 can hold, got {row.reward!r}: scale it down"
+        )
+    if row.newest_version > newest_version:
+        raise TrajectoryError(
+            f"a token has weight version {row.newest_version}, but {newest_version} is the newest "
+            "that there can be: pass on the engine's output_versions"
+        )
+    return replace(row, metrics=_numbers(row.metrics)) if row.metrics else row
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    out: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            number = math.nan if isinstance(value, str) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise TrajectoryError(f"expected a finite number as metric {name!r}, got {value!r}")
+        out[name] = number
+    return out
