@@ -36,6 +36,12 @@ Overrides = Annotated[
 DType = Literal["float32", "bfloat16"]
 Device = Literal["auto", "cpu", "cuda"]
 UpdateMode = Literal["keep", "recompute", "abort"]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 lets the system choose.")]
+MaxRunning = Annotated[int, typer.Option(min=1, help="Requests decoded together.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(min=2, help="Most tokens of prompt and reply; the model's by default."),
+]
 
 
 _CLEANUP_SECONDS = 8.0
@@ -71,19 +77,12 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         str, typer.Argument(help="Hugging Face folder, or builtin:NAME.", show_default=False)
     ],
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port; 0 lets the system choose.")
-    ] = 8000,
+    port: Port = 8000,
     served_model_name: Annotated[
         str | None, typer.Option(help="Name that clients use; the folder's by default.")
     ] = None,
-    max_running_requests: Annotated[
-        int, typer.Option(min=1, help="Requests decoded together.")
-    ] = 128,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(min=2, help="Most tokens of prompt and reply; the model's by default."),
-    ] = None,
+    max_running_requests: MaxRunning = 128,
+    max_model_len: MaxModelLen = None,
     dtype: Annotated[DType, typer.Option(help="Precision of weights and cache.")] = "float32",
     device: Annotated[Device, typer.Option(help="Where the model runs.")] = "auto",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
