@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from areal_agent.stats.summary import SampleDialogue, plain, render_summary
+from areal_agent.stats.summary import SampleDialogue, plain, render_summary, summary_text
 
 _SAME_WAIT_SECONDS = 10.0
 
@@ -152,9 +152,10 @@ class PlainDisplay(QuietDisplay):
         self, rows: Sequence[tuple[str, str]], dialogues: Sequence[SampleDialogue] = ()
     ) -> None:
         """See `Display`."""
-        longest = max((len(name) + len(value) for name, value in rows), default=0)
-        width = max(self._console.width, longest + 10)  # paths stay in one piece
-        self._console.print(render_summary(rows, dialogues), width=width, crop=False)
+        longest = max((len(value) for _, value in rows), default=0)
+        names = max((len(name) for name, _ in rows), default=0)
+        width = max(self._console.width, names + longest + 10)  # paths stay in one piece
+        self._print(summary_text(rows, dialogues, width=width).rstrip())
 
     def _print(self, line: str) -> None:
         self._told_at = self._clock()

@@ -143,3 +143,10 @@ def test_a_long_wait_off_a_terminal_is_told_now_and_then() -> None:
         "waiting for evaluation: 0 of 40 problems",
         "waiting for evaluation: 20 of 40 problems",
     ]
+
+
+def test_off_a_terminal_paths_stay_in_one_piece() -> None:
+    out, path = StringIO(), "/somewhere/" + "x" * 120 + "/metrics.jsonl"
+    display = PlainDisplay(Console(file=out, width=80))
+    display.summary([("metrics", path), ("a name that is rather long", "0.2")])
+    assert path in out.getvalue()
