@@ -8,6 +8,7 @@ Entry 0 of a row is never trained on.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from typing import Any, Self, cast
 
 import torch
@@ -210,19 +211,19 @@ def collate(groups: Sequence[TrajectoryGroup], *, temperature: float = 1.0) -> R
             n_episodes += 1
     if not rows:
         raise TrajectoryError("no row to collate: every group is empty")
-    width = max(len(row.input_ids) for row in rows)
+    lengths = torch.tensor([len(row.input_ids) for row in rows])
+    width = int(lengths.max())
+    attention_mask = torch.arange(width)[None, :] < lengths[:, None]
 
     def pad(name: str, fill: float, dtype: torch.dtype) -> Tensor:
+        flat = list(chain.from_iterable(getattr(row, name) for row in rows))
         out = torch.full((len(rows), width), fill, dtype=dtype)
-        for i, row in enumerate(rows):
-            values = getattr(row, name)
-            out[i, : len(values)] = torch.as_tensor(values, dtype=dtype)
+        out[attention_mask] = torch.tensor(flat, dtype=dtype)
         return out
 
-    lengths = torch.tensor([len(row.input_ids) for row in rows])
     return RolloutBatch(
         input_ids=pad("input_ids", 0, torch.int64),
-        attention_mask=torch.arange(width)[None, :] < lengths[:, None],
+        attention_mask=attention_mask,
         loss_mask=pad("loss_mask", 0, torch.bool),
         logprobs=pad("logprobs", 0.0, torch.float32),
         versions=pad("versions", NO_VERSION, torch.int32),

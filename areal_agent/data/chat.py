@@ -56,10 +56,12 @@ class ChatFormat:
         self.tokenizer = tokenizer
         # The members of a group ask the same, one after the other.
         self._encoded = lru_cache(maxsize=1024)(self._encode_once)
+        self._rendered = lru_cache(maxsize=512)(self._render_json)
         named = tool_parser or cast("str | None", tokenizer.init_kwargs.get("tool_parser"))
         self._parse = get_tool_parser(named) if named else ParsedReply
         # Handing tools to a template that does not show them costs as much as rendering.
         self._shows_tools = "tools" in str(tokenizer.chat_template)
+        self._tells_time = "strftime_now" in str(tokenizer.chat_template)
         after_reply = self._encode(self._after_reply([{"role": "user", "content": "?"}], [], None))
         first = after_reply[0] if after_reply else None
         self._end_of_turn = first if first in tokenizer.all_special_ids else None
@@ -201,14 +203,27 @@ class ChatFormat:
         *,
         open_reply: bool = True,
     ) -> str:
-        schemas = cast("Any", tools if self._shows_tools else None)
+        schemas = tools if self._shows_tools else None
+        try:
+            key = json.dumps((messages, schemas))
+        except (TypeError, ValueError):
+            key = None  # there is something in it that only the template understands
+        if key is None or self._tells_time:
+            return self._render_once(messages, schemas, open_reply)
+        return self._rendered(key, open_reply)
+
+    def _render_json(self, key: str, open_reply: bool) -> str:
+        messages, schemas = json.loads(key)
+        return self._render_once(messages, schemas, open_reply)
+
+    def _render_once(self, messages: list[Message], schemas: Tools, open_reply: bool) -> str:
         try:
             # What apply_chat_template calls at last; the messages were cleaned here already, and
             # its own cleaning costs three times as much as rendering.
             texts, _ = cast("Any", render_jinja_template)(
                 conversations=[messages],
                 tools=schemas,
-                chat_template=self.tokenizer.get_chat_template(None, schemas),
+                chat_template=self.tokenizer.get_chat_template(None, cast("Any", schemas)),
                 add_generation_prompt=open_reply,
                 **self.tokenizer.special_tokens_map,
             )

@@ -23,6 +23,8 @@ class GroupBatch:
     """For each group: how many versions its oldest trained token is behind."""
     version: int
     """Version at consumption."""
+    ready_at: float
+    """``time.time()`` when the last of the groups was finished."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,8 @@ class Finished:
     item: PromptItem
     run: GroupRun
     group: TrajectoryGroup
+    at: float
+    """``time.time()`` when it was finished."""
 
     def age(self, version: int) -> int:
         """How many versions its oldest trained token is behind `version`."""

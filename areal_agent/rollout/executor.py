@@ -7,6 +7,7 @@ group and end with it.
 import asyncio
 import itertools
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -317,7 +318,7 @@ class RolloutExecutor:
             self._gate.accept()
             self._counts["accepted"] += 1
             self._budget.usable()
-            finished = Finished(item, run, group)
+            finished = Finished(item, run, group, time.time())
             if finished.age(self._gate.version) > self._config.max_head_offpolicyness:
                 self._give_back(finished)
             else:
@@ -376,4 +377,5 @@ class RolloutExecutor:
             episodes=[run.episode for finished in taken for run in finished.run.runs],
             ages=[finished.age(version) for finished in taken],
             version=version,
+            ready_at=max(finished.at for finished in taken),
         )

@@ -3,6 +3,7 @@
 A span is (start, end) in seconds of one clock. Spans may come in any order and overlap.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 
 Span = tuple[float, float]
@@ -56,6 +57,17 @@ def covered(spans: Iterable[Span]) -> float:
     return sum(end - start for start, end in union(spans))
 
 
+def covered_between(spans: Iterable[Span], times: Sequence[float]) -> list[float]:
+    """For each time, the seconds in `spans` up to it that no earlier entry counted."""
+    merged = union(spans)
+    out: list[float] = []
+    last = -math.inf
+    for time in times:
+        out.append(covered(intersection(merged, [(last, time)])))
+        last = max(last, time)
+    return out
+
+
 def overlap_share(
     trainer_spans: Iterable[Span], server_spans: Iterable[Span], *, window: Span | None = None
 ) -> float | None:
@@ -91,8 +103,9 @@ def overlap_possible(
     the version before is served; then it is published.
 
     Args:
-        generate_seconds: per batch, how long its episodes are in flight.
-        train_seconds: per batch, what the trainer needs for it.
+        generate_seconds: per batch, how long episodes are in flight until it is complete, counted
+            from the batch before it.
+        train_seconds: per batch, from its being handed over to the end of training on it.
         publish_seconds: per batch, from the end of training to the new version being served.
         max_head_offpolicyness: how many versions generation may be ahead.
         server_share: share of the time with episodes in flight in which a server is generating; in

@@ -10,6 +10,7 @@ from areal_agent.stats.display import StepProgress
 from areal_agent.stats.overlap import (
     Span,
     covered,
+    covered_between,
     difference,
     intersection,
     overlap_possible,
@@ -46,7 +47,6 @@ class Progress:
         self._server_tokens = 0.0
         self._trainer_calls = 0
         self._step_started = time.perf_counter()
-        self._generate: list[float] = []
         self._train: list[float] = []
         self._publish: list[float] = []
         self._staleness_max = 0
@@ -62,13 +62,13 @@ class Progress:
         """Take in that a step has just ended. Waits for nothing."""
         spans = self._run.backend.busy_spans[self._trainer_calls :]
         self._trainer_calls += len(spans)
-        self._train.append(covered(spans))
+        self._train.append(metrics["timeperf/update"])
         self._publish.append(metrics.get("timeperf/publish", 0.0))
         self._staleness_max = max(self._staleness_max, int(metrics["staleness/max"]))
         self._versions_max = max(self._versions_max, int(metrics["staleness/versions_in_batch"]))
         now = time.perf_counter()
         seconds, self._step_started = now - self._step_started, now
-        return EndedStep(self._run.step, dict(metrics), self._train[-1], seconds)
+        return EndedStep(self._run.step, dict(metrics), covered(spans), seconds)
 
     async def measure(self, ended: "EndedStep") -> tuple[StepProgress, dict[str, float]]:
         """Ask the servers what they did since the last call; returns what to show, and metrics.
@@ -77,7 +77,6 @@ class Progress:
         """
         busy, tokens = await self._poll_servers()
         active = self._active_seconds()
-        self._generate.append(active)
         trained = ended.metrics.get("update/tokens", 0.0)
         progress = StepProgress(
             step=ended.step,
@@ -116,7 +115,7 @@ class Progress:
                 run.backend.busy_spans, self._server_spans, window=(start, end)
             ),
             overlap_possible=overlap_possible(
-                self._generate,
+                covered_between(self._active_spans(), run.batches_ready_at[: len(self._train)]),
                 self._train,
                 self._publish,
                 max_head_offpolicyness=config.rollout.max_head_offpolicyness,

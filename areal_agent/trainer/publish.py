@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from areal_agent.aio import task_group
 from areal_agent.backends.base import BackendHandle
 from areal_agent.errors import WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
@@ -14,6 +15,8 @@ from areal_agent.trajectory import RolloutBatch
 
 KEPT_VERSIONS = 2
 """Published folders that stay on disk: the one served, and the one to fall back to."""
+PROBE_ROWS = 2
+"""The shortest ones of the batch."""
 
 
 class WeightPublisher:
@@ -47,19 +50,23 @@ class WeightPublisher:
                 serves is not what the trainer has.
         """
         started = time.perf_counter()
+        rows = batch.rows(torch.argsort(batch.attention_mask.sum(1))[:PROBE_ROWS])
         target = self.folder / f"v{version:06d}"
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 await self.backend.export(target)
                 exported = time.perf_counter()
-                await self.engine.update_weights(target, version)
+                # The servers load while the trainer makes what they will be compared with.
+                async with task_group() as group:
+                    group.create_task(self.engine.update_weights(target, version))
+                    expected = group.create_task(self.backend.logprobs(rows))
+                    group.create_task(asyncio.to_thread(self._forget_older_than, version))
         except TimeoutError as error:
             raise WeightUpdateError(
                 f"publishing version {version} took longer than {self.timeout_seconds:.0f} s"
             ) from error
         loaded = time.perf_counter()
-        difference = await self.probe(version, batch)
-        await asyncio.to_thread(self._forget_older_than, version)
+        difference = await self._probe(version, rows, expected.result())
         return {
             "publish/version": version,
             "publish/probe_abs_max": difference,
@@ -68,22 +75,19 @@ class WeightPublisher:
             "timeperf/publish": time.perf_counter() - started,
         }
 
-    async def probe(self, version: int, batch: RolloutBatch, *, n_rows: int = 2) -> float:
-        """Largest difference between the servers' and the trainer's logprobs of a few rows.
+    async def _probe(self, version: int, rows: RolloutBatch, expected: torch.Tensor) -> float:
+        """Largest difference between the servers' and the trainer's logprobs of `rows`.
 
         Raises:
             WeightUpdateError: it is above `max_probe_difference`.
         """
-        shortest = torch.argsort(batch.attention_mask.sum(1))[:n_rows]
-        small = batch.rows(shortest)
-        expected = await self.backend.logprobs(small)
-        lengths = small.attention_mask.sum(1).tolist()
-        ids = [row[:n] for row, n in zip(small.input_ids.tolist(), lengths, strict=True)]
-        scores = await self.engine.score(ids, temperature=batch.temperature)
+        lengths = rows.attention_mask.sum(1).tolist()
+        ids = [row[:n] for row, n in zip(rows.input_ids.tolist(), lengths, strict=True)]
+        scores = await self.engine.score(ids, temperature=rows.temperature)
         got = torch.zeros_like(expected)
         for i, row_scores in enumerate(scores):
             got[i, : len(row_scores)] = torch.tensor(row_scores)
-        difference = float(torch.where(small.loss_mask, (got - expected).abs(), 0.0).max())
+        difference = float(torch.where(rows.loss_mask, (got - expected).abs(), 0.0).max())
         if not difference <= self.max_probe_difference:
             raise WeightUpdateError(
                 f"after loading version {version} the server's logprobs differ from the trainer's "

@@ -59,6 +59,8 @@ class Run:
         """``time.time()`` at the start of the first training episode."""
         self.last_update_at: float | None = None
         """``time.time()`` at the end of the last update."""
+        self.batches_ready_at: list[float] = []
+        """For each batch so far, ``time.time()`` when its last group was finished."""
         self._algorithm = algorithm
         self._loss = LossSpec(
             self.config.algorithm.type, self.config.algorithm.model_dump(mode="json")
@@ -108,6 +110,7 @@ class Run:
             groups = await executor.next_batch()
             if groups is None:
                 return
+            self.batches_ready_at.append(groups.ready_at)
             batch = collate(groups.groups, temperature=temperature)
             self._rollout_metrics = rollout_metrics(groups, batch)
             yield batch

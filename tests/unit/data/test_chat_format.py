@@ -36,6 +36,25 @@ def test_a_prompt_is_the_template_up_to_the_reply(chat: ChatFormat) -> None:
     assert chat.decode(chat.prompt_ids([USER], [SCHEMA])).startswith("<|im_start|>system\n{")
 
 
+def test_a_prompt_asked_for_again_is_rendered_once(chat: ChatFormat) -> None:
+    once = chat.prompt_ids([USER])
+    chat.tokenizer.chat_template = "changed"
+    assert chat.prompt_ids([dict(USER)]) == once
+    assert chat.prompt_ids([{**USER, "content": "b?"}]) != once
+
+
+def test_a_template_that_tells_the_time_is_rendered_anew() -> None:
+    chat = ChatFormat(make_tokenizer("{{ strftime_now('%Y') }}" + CHATML))
+    once = chat.prompt_ids([USER])
+    chat.tokenizer.chat_template = CHATML
+    assert chat.prompt_ids([USER]) != once
+
+
+def test_what_json_cannot_say_reaches_the_template() -> None:
+    chat = ChatFormat(make_tokenizer(CHATML.replace("m.content", "m.content | string", 1)))
+    assert "<complex>" in chat.decode(chat.prompt_ids([{**USER, "content": 3 + 4j}]))
+
+
 def test_a_continuation_is_what_comes_after_the_reply(chat: ChatFormat) -> None:
     ids = chat.continuation_ids([USER], [TOOL, USER])
     text = "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>user\nab?<|im_end|>\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import time
 
 import pytest
 from rollout_support import Calls, OneCall, executor, prompts, settle
@@ -30,6 +31,8 @@ async def test_a_batch_holds_groups_of_all_samples():
     assert all(len(group.episodes) == 3 for group in batch.groups)
     assert len(batch.episodes) == 12
     assert list(batch.ages) == [0, 0, 0, 0]
+    [(start, _)] = running.active_spans()
+    assert start <= batch.ready_at <= time.time()
     assert {episode.outcome for episode in batch.episodes} == {"ok"}
     row = batch.groups[0].episodes[0][0]
     assert list(row.input_ids) == [1, 2, 7, 8, 9]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from areal_agent.stats.overlap import (
     Span,
     covered,
+    covered_between,
     difference,
     intersection,
     overlap_possible,
@@ -72,6 +73,17 @@ def test_difference_and_intersection_make_up_the_first(
     left, both = difference(first, second), intersection(first, second)
     assert covered(left) + covered(both) == pytest.approx(covered(first))
     assert covered(intersection(left, second)) == 0
+
+
+def test_each_second_counts_for_the_first_time_that_it_lies_before() -> None:
+    spans = [(0, 4), (6, 8), (20, 30)]
+    assert covered_between(spans, [3, 7, 5, 9]) == [3, 2, 0, 1]
+
+
+@given(spans, st.lists(st.integers(-1, N + 1), max_size=8))
+def test_counting_between_times_adds_up_to_the_last_one(a: list[Span], times: list[int]) -> None:
+    total = sum(covered_between(a, times))
+    assert total == (covered(intersection(a, [(-1, max(times))])) if times else 0)
 
 
 def possible(generate: float, train: float, *, ahead: int, n: int = 10) -> float | None:

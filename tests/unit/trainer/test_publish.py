@@ -1,13 +1,16 @@
 """Publishing: export, load everywhere, compare; a server that serves something else is found."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 from trainer_support import ScriptedBackend, batch_of
 
 from areal_agent.errors import NonFiniteError, WeightUpdateError
 from areal_agent.testing.fakes import FakeEngine
 from areal_agent.trainer.publish import WeightPublisher
+from areal_agent.trajectory import RolloutBatch
 
 
 def publisher(
@@ -24,6 +27,24 @@ async def test_weights_are_exported_then_served(tmp_path: Path) -> None:
         assert engine.loaded == [(tmp_path / "v000001", 1)]
     assert metrics["publish/version"] == 1
     assert metrics["publish/probe_abs_max"] == 0
+
+
+async def test_the_trainer_scores_while_servers_load(tmp_path: Path) -> None:
+    both = asyncio.Barrier(2)
+
+    class Meeting(ScriptedBackend):
+        async def logprobs(self, batch: RolloutBatch) -> Tensor:
+            await both.wait()
+            return await super().logprobs(batch)
+
+    class Loading(FakeEngine):
+        async def update_weights(self, path: Path, version: int) -> None:
+            await both.wait()
+            await super().update_weights(path, version)
+
+    async with asyncio.timeout(10), Loading() as engine:
+        await publisher(tmp_path, engine, Meeting()).publish(1, batch_of([0, 1]))
+        assert engine.version == 1
 
 
 async def test_two_versions_stay_on_disk(tmp_path: Path) -> None:
