@@ -69,14 +69,14 @@ class Scorer:
             value = self._reward_fn(self._chat.decode(prompt), text, prompt, output, **extra)
             if inspect.isawaitable(value):
                 value = await value
-            reward = float(value)
+            reward = math.nan if isinstance(value, str) else float(value)
         except Exception as error:
             raise RewardError(
                 f"the reward function failed on {text!r}: {type(error).__name__}: {error}"
             ) from error
         if not abs(reward) < LARGEST_REWARD:
             raise RewardError(
-                f"expected a finite reward that float32 can hold for {text!r}, got {reward!r}"
+                f"expected a finite reward that float32 can hold for {text!r}, got {value!r}"
             )
         return reward
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from areal_agent.errors import ConfigError
@@ -69,6 +69,23 @@ def check_model_folder(folder: Path) -> None:
         f"model folder {str(folder)!r} needs weights in model.safetensors, got {got}: save it with "
         "save_pretrained of transformers 4.30 or newer"
     )
+
+
+def load_vocab_size(folder: Path) -> int:
+    """Return how many token ids the model in `folder` knows.
+
+    Raises:
+        ConfigError: its config.json cannot be read.
+    """
+    try:
+        config = AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        return int(config.get_text_config().vocab_size)
+    except Exception as error:
+        raise ConfigError(
+            f"{str(folder / 'config.json')!r} describes no language model: {error}"
+        ) from error
 
 
 def pick_device(name: str) -> torch.device:

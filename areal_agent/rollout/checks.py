@@ -12,26 +12,36 @@ LARGEST_REWARD = 3e38
 """Rewards are float32 in a batch; anything larger would be infinite there."""
 
 
-def check_rows(rows: Sequence[Trajectory], *, newest_version: int) -> list[Trajectory]:
+def check_rows(
+    rows: Sequence[Trajectory], *, newest_version: int, vocab_size: int | None = None
+) -> list[Trajectory]:
     """Return the rows with metrics as floats.
 
     Args:
         rows: of one episode.
         newest_version: no token can have a newer one.
+        vocab_size: no token id can reach it; None leaves ids unchecked.
 
     Raises:
         TrajectoryError: a row was changed after it was made so that its lists differ in length, a
-            reward is too large for float32, a version is from the future, or a metric is not a
-            finite number.
+            token id is none of the model's, a reward is too large for float32, a version is from
+            the future, or a metric is not a finite number.
     """
-    return [_checked(row, newest_version) for row in rows]
+    return [_checked(row, newest_version, vocab_size) for row in rows]
 
 
-def _checked(row: Trajectory, newest_version: int) -> Trajectory:
+def _checked(row: Trajectory, newest_version: int, vocab_size: int | None) -> Trajectory:
     row.__post_init__()  # lists may have been changed in place since
     if abs(row.reward) > LARGEST_REWARD:
         raise TrajectoryError(
             f"expected a reward that float32 can hold, got {row.reward!r}: scale it down"
+        )
+    low, high = min(row.input_ids), max(row.input_ids)
+    if low < 0 or (vocab_size is not None and high >= vocab_size):
+        below = "" if vocab_size is None else f" to {vocab_size - 1}"
+        raise TrajectoryError(
+            f"expected token ids from 0{below}, got {low if low < 0 else high}: input_ids holds "
+            "the engine's own ids, prompt and reply"
         )
     if row.newest_version > newest_version:
         raise TrajectoryError(

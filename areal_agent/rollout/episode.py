@@ -78,6 +78,7 @@ async def run_episode(
     spec: EpisodeSpec,
     *,
     timeout_seconds: float,
+    vocab_size: int | None = None,
 ) -> EpisodeRun:
     """Run one episode on its own copy of `data`. Raises nothing but its own cancellation."""
     set_context(
@@ -95,7 +96,7 @@ async def run_episode(
         async with limit:
             result = await workflow.arun_episode(recorder, copy.deepcopy(dict(data)))
         # One more than is served everywhere: a server may have taken the next version already.
-        ending = _ending(result, recorder.version + 1)
+        ending = _ending(result, recorder.version + 1, vocab_size)
     except KeyboardInterrupt:
         raise
     except asyncio.CancelledError as error:
@@ -123,11 +124,11 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _ending(result: object, newest_version: int) -> _Ending:
+def _ending(result: object, newest_version: int, vocab_size: int | None) -> _Ending:
     rows = as_trajectories(result)
     if rows is None:
         return _Ending("rejected")
-    rows = check_rows(rows, newest_version=newest_version)
+    rows = check_rows(rows, newest_version=newest_version, vocab_size=vocab_size)
     outcome: Outcome = "truncated" if any(row.truncated for row in rows) else "ok"
     ending = _Ending(outcome, rows)
     if isinstance(result, Mapping):

@@ -23,7 +23,6 @@ from areal_agent.rollout.buffer import Budget, Finished, GroupBuffer, PromptItem
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, describe
 from areal_agent.rollout.gate import Gate
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow, GroupRun
-from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import TrajectoryGroup
 from areal_agent.types import Episode, Failure
 
@@ -39,11 +38,10 @@ class RolloutExecutor:
     def __init__(
         self,
         engine: InferenceEngine,
-        workflow: RolloutWorkflow,
+        workflow: GroupedRolloutWorkflow,
         sampler: Iterator[Prompt],
         *,
         config: RolloutConfig,
-        group_size: int,
         seed: int,
         should_accept: Callable[[TrajectoryGroup], bool] | None = None,
         on_episode: Callable[[Episode], None] | None = None,
@@ -52,10 +50,9 @@ class RolloutExecutor:
 
         Args:
             engine: entered by the caller, and left by the caller afterwards.
-            workflow: what an episode does.
+            workflow: what the episodes of one prompt do.
             sampler: prompts in the order of training; its end ends the run.
             config: bounds and budgets.
-            group_size: episodes per prompt.
             seed: of the run.
             should_accept: says whether a finished group may be trained on.
             on_episode: hears of each finished episode, used or not.
@@ -66,14 +63,12 @@ class RolloutExecutor:
         self._seed = seed
         self._should_accept = should_accept
         self._on_episode = on_episode
-        self._grouped = GroupedRolloutWorkflow(
-            workflow, group_size, timeout_seconds=config.episode_timeout_seconds
-        )
+        self._grouped = workflow
         self._gate = Gate(
             max_concurrent=config.max_concurrent_rollouts,
             batch_size=config.consumer_batch_size,
             max_offpolicyness=config.max_head_offpolicyness,
-            group_size=group_size,
+            group_size=workflow.group_size,
         )
         self._budget = Budget(
             max_consecutive_failures=config.max_consecutive_failures,

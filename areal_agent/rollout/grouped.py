@@ -49,12 +49,22 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         group_size: int,
         *,
         timeout_seconds: float = 600.0,
+        vocab_size: int | None = None,
     ) -> None:
+        """Wrap a workflow.
+
+        Args:
+            workflow: what an episode does.
+            group_size: episodes per prompt.
+            timeout_seconds: of one episode.
+            vocab_size: of the trained model; an episode with other token ids has failed.
+        """
         if group_size < 1:
             raise ValueError(f"expected a group_size of 1 or more, got {group_size}")
         self.workflow = workflow
         self.group_size = group_size
         self._timeout_seconds = timeout_seconds
+        self._vocab_size = vocab_size
 
     async def run(
         self,
@@ -78,6 +88,7 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
                     data,
                     replace(spec, id=f"{spec.id}:{sample}", sample=sample),
                     timeout_seconds=self._timeout_seconds,
+                    vocab_size=self._vocab_size,
                 )
                 return run
             finally:

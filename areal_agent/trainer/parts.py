@@ -12,7 +12,7 @@ from areal_agent.config.load import LoadedConfig
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.dataset import Row, as_rows
 from areal_agent.errors import ConfigError, DataError
-from areal_agent.models.load import BUILTIN_PREFIX, resolve_model
+from areal_agent.models.load import BUILTIN_PREFIX, load_vocab_size, resolve_model
 from areal_agent.registry import resolve
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import GenerationHyperparameters
@@ -27,6 +27,7 @@ class Parts:
     """Folder that relative paths in the settings start from."""
     model: Path
     chat: ChatFormat
+    vocab_size: int
     train_rows: Sequence[Row]
     eval_rows: Sequence[Row]
     """Held-out problems; empty when there are none."""
@@ -59,6 +60,7 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
         base=base,
         model=model,
         chat=chat,
+        vocab_size=load_vocab_size(model),
         train_rows=train_rows,
         eval_rows=eval_rows,
         n_servers=rollout.parallel.world_size,

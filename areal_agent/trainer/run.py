@@ -14,6 +14,7 @@ from areal_agent.errors import ConfigError
 from areal_agent.evaluation.evaluator import Evaluator
 from areal_agent.inference.http import HttpInferenceEngine
 from areal_agent.rollout.executor import Prompt, RolloutExecutor
+from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trainer.batch_metrics import rollout_metrics
@@ -172,10 +173,14 @@ class Run:
     async def _start(self, workflow: RolloutWorkflow) -> RolloutExecutor:
         executor = RolloutExecutor(
             self.engine,
-            workflow,
+            GroupedRolloutWorkflow(
+                workflow,
+                self.config.gconfig.n_samples,
+                timeout_seconds=self.config.rollout.episode_timeout_seconds,
+                vocab_size=self.parts.vocab_size,
+            ),
             self._prompts(),
             config=self.config.rollout,
-            group_size=self.config.gconfig.n_samples,
             seed=self.config.seed,
             on_episode=lambda episode: self.record(episode, split="train"),
         )

@@ -10,6 +10,7 @@ import time
 
 from areal_agent.config.inference import RolloutConfig
 from areal_agent.rollout.executor import RolloutExecutor
+from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine, Reply
 from areal_agent.trajectory import Trajectory
@@ -53,7 +54,7 @@ async def executed(n: int, concurrent: int) -> float:
     prompts = ((f"0:{i}", 0, i, {"i": i}) for i in range(n // GROUP))
     started = time.process_time()
     async with RolloutExecutor(
-        engine, Trivial(), prompts, config=config, group_size=GROUP, seed=1
+        engine, GroupedRolloutWorkflow(Trivial(), GROUP), prompts, config=config, seed=1
     ) as executor:
         while await executor.next_batch() is not None:
             executor.on_version(engine.bump())

@@ -96,9 +96,9 @@ class DenseModel:
         return weights
 
     def _check_config(self, folder: Path) -> None:
-        if not (folder / "config.json").is_file():
-            return  # weights alone; their names and shapes will tell
         try:
+            if not (folder / "config.json").is_file():
+                return  # weights alone; their names and shapes will tell
             config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
         except (OSError, ValueError) as error:
             raise WeightUpdateError(

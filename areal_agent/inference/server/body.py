@@ -8,6 +8,8 @@ from starlette.requests import Request
 from areal_agent.inference.server.errors import ApiError
 
 MAX_BODY_BYTES = 64 << 20
+LONG_TEXT_BYTES = 1 << 16
+"""Text in larger bodies is tokenised in a thread: the loop would stand still for too long."""
 
 NEUTRAL: dict[str, Any] = {
     "echo": False,
@@ -28,7 +30,9 @@ class Body:
     Every method raises `ApiError` (400, naming the parameter) for a value it cannot take.
     """
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, fields: dict[str, Any], *, n_bytes: int = 0) -> None:
+        self.n_bytes = n_bytes
+        """Size of the body as it was sent."""
         self._fields = {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
@@ -47,7 +51,7 @@ class Body:
             raise ApiError(f"expected JSON in the body: {error}") from error
         if not isinstance(fields, dict):
             raise ApiError(f"expected a JSON object in the body, got {type(fields).__name__}")
-        return cls(cast("dict[str, Any]", fields))
+        return cls(cast("dict[str, Any]", fields), n_bytes=size)
 
     def take(self, name: str, default: Any = None) -> Any:
         """Return a field as it is."""

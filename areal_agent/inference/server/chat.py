@@ -1,5 +1,6 @@
 """`POST /v1/chat/completions`: messages in, a message out, tool calls parsed."""
 
+import asyncio
 import time
 import uuid
 from typing import Any
@@ -12,7 +13,7 @@ from areal_agent.data.chat import ChatFormat
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
 from areal_agent.inference.engine.ticket import Part, Ticket
-from areal_agent.inference.server.body import Body
+from areal_agent.inference.server.body import LONG_TEXT_BYTES, Body
 from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.exchange import Emit, EventStream, results
 from areal_agent.inference.server.options import Options, check_prompt, read_options
@@ -32,7 +33,7 @@ async def chat_completions(request: Request) -> Response:
         )
     body = await Body.read(request)
     tools = _tools(body)
-    prompt = check_prompt(state.chat.prompt_ids(body.take("messages"), tools), state)
+    prompt = check_prompt(await _prompt(body, state.chat, tools), state, param="messages")
     wants_logprobs = body.boolean("logprobs")
     body.integer("top_logprobs", 0, 0, 0)
     name = f"chatcmpl-{uuid.uuid4().hex}"
@@ -44,6 +45,18 @@ async def chat_completions(request: Request) -> Response:
     if options.stream:
         return EventStream(tickets, lambda emit: answer.stream(tickets, emit))
     return json_response(answer.whole(await results(tickets, request.receive)))
+
+
+async def _prompt(body: Body, chat: ChatFormat, tools: Any) -> list[int]:
+    messages = body.take("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ApiError(
+            f"messages: expected a list of at least one message, got {messages!r:.80}",
+            param="messages",
+        )
+    if body.n_bytes <= LONG_TEXT_BYTES:
+        return chat.prompt_ids(messages, tools)
+    return await asyncio.to_thread(chat.prompt_ids, messages, tools)
 
 
 def _tools(body: Body) -> Any:

@@ -1,5 +1,6 @@
 """`POST /v1/completions`: a prompt as text or ids, continued."""
 
+import asyncio
 import time
 import uuid
 from typing import Any
@@ -11,7 +12,7 @@ from areal_agent.aio import task_group
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
 from areal_agent.inference.engine.ticket import Ticket
-from areal_agent.inference.server.body import Body, check_ids
+from areal_agent.inference.server.body import LONG_TEXT_BYTES, Body, check_ids
 from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.exchange import Emit, EventStream, results
 from areal_agent.inference.server.options import Options, check_prompt, read_options
@@ -25,7 +26,7 @@ async def completions(request: Request) -> Response:
     """Answer one request."""
     state: ServerState = request.app.state.server
     body = await Body.read(request)
-    prompt = _prompt(body, state)
+    prompt = await _prompt(body, state)
     wants_logprobs = body.integer("logprobs", -1, 0 if body.has("logprobs") else -1, 1) >= 0
     name = f"cmpl-{uuid.uuid4().hex}"
     options = read_options(
@@ -42,10 +43,12 @@ async def completions(request: Request) -> Response:
     return json_response(answer.whole(await results(tickets, request.receive)))
 
 
-def _prompt(body: Body, state: ServerState) -> list[int]:
+async def _prompt(body: Body, state: ServerState) -> list[int]:
     prompt = body.take("prompt")
     if isinstance(prompt, str):
-        return check_prompt(state.tokenizer.encode(prompt), state)
+        if body.n_bytes <= LONG_TEXT_BYTES:
+            return check_prompt(state.tokenizer.encode(prompt), state)
+        return check_prompt(await asyncio.to_thread(state.tokenizer.encode, prompt), state)
     if prompt is None:
         raise ApiError("prompt: expected text or a list of token ids, got nothing", param="prompt")
     return check_prompt(check_ids("prompt", prompt, state.engine.vocab_size), state)

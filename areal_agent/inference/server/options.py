@@ -85,16 +85,16 @@ def check_model(body: Body, state: ServerState) -> None:
         )
 
 
-def check_prompt(prompt: list[int], state: ServerState) -> list[int]:
+def check_prompt(prompt: list[int], state: ServerState, *, param: str = "prompt") -> list[int]:
     """Refuse a prompt that leaves no room for a reply."""
     most = state.engine.max_model_len - 1
     if not prompt:
-        raise ApiError("prompt: expected at least one token, got none", param="prompt")
+        raise ApiError(f"{param}: expected at least one token, got none", param=param)
     if len(prompt) > most:
         raise ApiError(
-            f"prompt: expected at most {most} tokens (the context of {most + 1} less one for the "
+            f"{param}: expected at most {most} tokens (the context of {most + 1} less one for the "
             f"reply), got {len(prompt)}: shorten it",
-            param="prompt",
+            param=param,
             code="context_length_exceeded",
         )
     return prompt

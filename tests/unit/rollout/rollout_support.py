@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 
 from areal_agent.config.inference import RolloutConfig
 from areal_agent.rollout.executor import RolloutExecutor
+from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
 from areal_agent.trajectory import Trajectory
@@ -50,12 +51,14 @@ def settings(**changes):
 @asynccontextmanager
 async def executor(workflow=None, sampler=None, *, engine=None, group_size=2, seed=1, **kwargs):
     hooks = {key: kwargs.pop(key) for key in ("should_accept", "on_episode") if key in kwargs}
+    config = settings(**kwargs)
     async with RolloutExecutor(
         engine or FakeEngine(),
-        workflow or OneCall(),
+        GroupedRolloutWorkflow(
+            workflow or OneCall(), group_size, timeout_seconds=config.episode_timeout_seconds
+        ),
         prompts(1000) if sampler is None else sampler,
-        config=settings(**kwargs),
-        group_size=group_size,
+        config=config,
         seed=seed,
         **hooks,
     ) as running:

@@ -38,6 +38,8 @@ def test_a_row_that_was_changed_in_place_is_refused() -> None:
     [
         ({"reward": 1e300}, "float32 can hold, got 1e\\+300"),
         ({"versions": [-1, 4, 999]}, "weight version 999, but 5 is the newest"),
+        ({"input_ids": [1, 2, 97]}, "token ids from 0 to 96, got 97"),
+        ({"input_ids": [1, -1, 3]}, "token ids from 0 to 96, got -1"),
         ({"metrics": {"x": "hello"}}, "metric 'x', got 'hello'"),
         ({"metrics": {"x": float("nan")}}, "metric 'x', got nan"),
         ({"metrics": {"x": None}}, "metric 'x', got None"),
@@ -47,4 +49,4 @@ def test_what_would_poison_a_batch_or_a_log_is_refused(
     changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(TrajectoryError, match=message):
-        check_rows([row(**changes)], newest_version=5)
+        check_rows([row(**changes)], newest_version=5, vocab_size=97)

@@ -10,6 +10,7 @@ from rollout_support import prompts, settings
 
 from areal_agent.errors import RewardError, RolloutError
 from areal_agent.rollout.executor import RolloutExecutor
+from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
 from areal_agent.trajectory import Trajectory
@@ -56,7 +57,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.executor = RolloutExecutor(
             self.engine,
-            self.workflow,
+            GroupedRolloutWorkflow(self.workflow, GROUP),
             prompts(n_prompts),
             config=settings(
                 consumer_batch_size=batch,
@@ -65,7 +66,6 @@ class ExecutorMachine(RuleBasedStateMachine):
                 max_consecutive_failures=10_000,
                 max_empty_rounds=10_000,
             ),
-            group_size=GROUP,
             seed=1,
             on_episode=self.ended.append,
         )

@@ -139,6 +139,8 @@ async def test_a_cut_off_reply_is_no_call(client: AsyncOpenAI, server: Served) -
     ("body", "message"),
     [
         ({}, "messages"),
+        ({"messages": []}, "messages: expected a list of at least one message, got []"),
+        ({"messages": [{"role": "user", "content": "x" * 100_000}]}, "at most 255 tokens"),
         ({"messages": [{"role": "user"}], "max_tokens": 1, "max_completion_tokens": 1}, "both"),
         ({"messages": MESSAGES, "tool_choice": "required"}, "tool_choice"),
         ({"messages": MESSAGES, "top_logprobs": 3}, "top_logprobs"),

@@ -86,6 +86,7 @@ async def test_weights_are_updated_and_told(server: Served, new: Path) -> None:
     ("body", "status", "message"),
     [
         ({"path": "/nowhere", "version": 1}, 409, "export the weights"),
+        ({"path": "/" + "x" * 5000, "version": 1}, 409, "cannot read config.json"),
         ({"version": 1}, 400, "path"),
         ({"path": "/nowhere"}, 400, "version"),
         ({"path": "/nowhere", "version": 1, "mode": "hard"}, 400, "one of"),

@@ -68,7 +68,7 @@ async def test_async_functions_and_objects_are_awaited() -> None:
     assert await Scorer(Judge(), demo_chat())(response(), ROW) == 0.5
 
 
-@pytest.mark.parametrize("value", [None, "high", float("nan"), float("inf")])
+@pytest.mark.parametrize("value", [None, "high", "1.0", float("nan"), float("inf")])
 async def test_what_is_no_finite_number_is_refused(value: Any) -> None:
     with pytest.raises(RewardError, match="'A7'"):
         await Scorer(lambda *_: value, demo_chat())(response(), ROW)
