@@ -1,5 +1,6 @@
 """A run: batches come out of `rollouts`, go into `update`, and the servers get new weights."""
 
+import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
@@ -24,6 +25,11 @@ from areal_agent.trainer.publish import WeightPublisher
 from areal_agent.trainer.update import update_policy
 from areal_agent.trajectory import RolloutBatch, collate
 from areal_agent.types import Episode
+
+logger = logging.getLogger(__name__)
+
+FRUITLESS_WARNED = 5
+"""After so many batches in a row without a signal there is a warning."""
 
 
 class Run:
@@ -75,6 +81,7 @@ class Run:
             max_probe_difference=self.config.actor.max_update_probe_difference,
         )
         self._rollout_metrics: dict[str, float] = {}
+        self._fruitless = 0
 
     @property
     def version(self) -> int:
@@ -142,6 +149,7 @@ class Run:
                 self.executor.on_version(self.version)
             else:
                 self.executor.untrained(int(batch.group_ids.unique().numel()))
+        self._tell_fruitless(rows=metrics["update/rows"])
         self.step += 1
         self.last_update_at = time.time()
         return metrics
@@ -163,6 +171,15 @@ class Run:
     def record(self, episode: Episode, *, split: str) -> None:
         """Append an episode to the run's records."""
         self._recorder.record(episode, split=split, step=self.step)
+
+    def _tell_fruitless(self, *, rows: float) -> None:
+        self._fruitless = 0 if rows else self._fruitless + 1
+        if self._fruitless and self._fruitless % FRUITLESS_WARNED == 0:
+            logger.warning(
+                "%d batches in a row had no group with different rewards, so nothing was learnt "
+                "from them: the problems are too hard or too easy, or the reward is constant",
+                self._fruitless,
+            )
 
     def _workflow(self, workflow: object) -> RolloutWorkflow:
         what = self.config.workflow if workflow is None else workflow

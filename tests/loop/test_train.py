@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +203,27 @@ def test_the_loop_of_ones_own_runs_twice_in_one_process(tmp_path: Path, model: P
         assert all(0 < step["rollout/reward"] < 1 for step in metrics)
         folder = tmp_path / "runs" / "loop" / name
         assert len((folder / "episodes.jsonl").read_text().splitlines()) >= 2 * 4 * 4
+
+
+class Constant(Short):
+    """Earns the same whatever it says."""
+
+    async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Trajectory:
+        return replace(await super().arun_episode(engine, data), reward=1.0)
+
+
+def test_batches_without_signal_are_warned_of_and_change_nothing(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    values = settings(tmp_path, model, workflow=None, total_train_steps=6)
+    path = write_settings(tmp_path, values)
+
+    async def train() -> list[int]:
+        async with open_run(path) as run:
+            async for batch in run.rollouts(Constant):
+                assert (await run.update(batch))["update/applied_steps"] == 0
+            return [run.step, run.version]
+
+    assert asyncio.run(train()) == [6, 0]
+    [warning] = [r.getMessage() for r in caplog.records if "in a row" in r.getMessage()]
+    assert warning.startswith("5 batches in a row had no group with different rewards")
