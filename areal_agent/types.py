@@ -5,7 +5,7 @@ An episode asks an inference engine for tokens (`ModelRequest` to `ModelResponse
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -96,6 +96,10 @@ class ModelResponse:
                 f"{n} tokens, {len(self.output_logprobs)} logprobs, "
                 f"{len(self.output_versions)} versions"
             )
+
+
+TokenSink = Callable[[Sequence[int], Sequence[float], Sequence[int]], None]
+"""Hears of sampled tokens as they come: ids, logprobs and weight versions, one of each a token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 import uvicorn
 from starlette.applications import Starlette
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from areal_agent.config.generation import GenerationHyperparameters
@@ -55,6 +55,19 @@ def completion(ids, reason="stop", *, version=0):
     }
 
 
+def sse(value):
+    return b"data: " + orjson.dumps(value) + b"\n\n"
+
+
+def event(ids, reason, *, logprobs=None, versions=None):
+    """A server-sent event with these tokens."""
+    answer = completion(ids, reason)
+    choice = answer["choices"][0]
+    choice["logprobs"]["token_logprobs"] = logprobs or [-0.5] * len(ids)
+    choice["weight_versions"] = versions or [0] * len(ids)
+    return sse(answer)
+
+
 class ScriptedServer:
     """Routes, what was asked of them, and what they answer next."""
 
@@ -88,7 +101,36 @@ class ScriptedServer:
         if self.next_answers:
             answer = self.next_answers.popleft()
             return answer if isinstance(answer, Response) else as_json(answer)
+        if body.get("stream"):
+            return StreamingResponse(self.events(body), media_type="text/event-stream")
         return await self.sample(request, body)
+
+    async def events(self, body):
+        """Each token as an event, then the reason, then the end."""
+        gconfig = GenerationHyperparameters(max_new_tokens=body["max_tokens"])
+        queue = asyncio.Queue()
+
+        def tell(ids, logprobs, versions):
+            queue.put_nowait(event(ids, None, logprobs=logprobs, versions=versions))
+
+        async def sample():
+            asked = ModelRequest(input_ids=body["prompt"], gconfig=gconfig)
+            try:
+                reply = await self.fake.agenerate(asked, on_tokens=tell)
+            except InferenceError as caught:
+                queue.put_nowait(sse({"error": {"message": str(caught)}}))
+            else:
+                queue.put_nowait(event([], reply.stop_reason))
+            queue.put_nowait(None)
+
+        async with asyncio.TaskGroup() as group:
+            work = group.create_task(sample())
+            try:
+                while (line := await queue.get()) is not None:
+                    yield line
+                yield b"data: [DONE]\n\n"
+            finally:
+                work.cancel()
 
     async def sample(self, request, body):
         gconfig = GenerationHyperparameters(max_new_tokens=body["max_tokens"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from areal_agent.types import ModelRequest, ModelResponse
+from areal_agent.types import ModelRequest, ModelResponse, TokenSink
 
 
 class InferenceEngine(Protocol):
@@ -21,12 +21,15 @@ class InferenceEngine(Protocol):
         """Version of the weights that the next token will be sampled from."""
         ...
 
-    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+    async def agenerate(
+        self, request: ModelRequest, *, on_tokens: TokenSink | None = None
+    ) -> ModelResponse:
         """Sample one continuation.
 
         The budget is ``min(max_tokens - len(input_ids), max_new_tokens)``. An update that arrives
         midway does not fail the call: it goes on, and `output_versions` shows where the weights
-        changed. Cancelling the caller cancels the work on the server.
+        changed. Cancelling the caller cancels the work on the server. `on_tokens` hears of each
+        token once, in order, before the call returns; what it heard is what is returned.
 
         Raises:
             RequestError: the request itself is refused (also: no budget left for the prompt).

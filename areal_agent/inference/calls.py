@@ -51,8 +51,11 @@ class Caller:
         *,
         rid: str | None = None,
         headers: dict[str, str] | None = None,
+        on_line: Callable[[bytes], None] | None = None,
     ) -> bytes:
         """Return the content of the first answer that is not an error.
+
+        With `on_line`, its lines go there as they come. Once one did, nothing is retried.
 
         Raises:
             RequestError: the server refused the request; it was sent once.
@@ -62,11 +65,22 @@ class Caller:
         failing_since: float | None = None
         failures = 0
         avoid: Replica | None = None
+        heard = False
+
+        def hear(line: bytes) -> None:
+            nonlocal heard
+            heard = True
+            if on_line is not None:
+                on_line(line)
+
+        listener = None if on_line is None else hear
         while True:
             replica = self._pool.choose(rid, avoid=avoid)
             try:
-                return await self._once(replica, path, body, {**_JSON, **(headers or {})})
+                return await self._once(replica, path, body, {**_JSON, **(headers or {})}, listener)
             except ServerError as error:
+                if heard:
+                    raise
                 failures += 1
                 failing_since = now() if failing_since is None else failing_since
                 if now() - failing_since >= self._retry_seconds:
@@ -80,12 +94,19 @@ class Caller:
                 await asyncio.sleep(backoff_seconds(failures))
 
     async def _once(
-        self, replica: Replica, path: str, body: bytes, headers: dict[str, str]
+        self,
+        replica: Replica,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        on_line: Callable[[bytes], None] | None,
     ) -> bytes:
         url = replica.url + path
         replica.running += 1
         try:
-            response = await self._client().request("POST", url, content=body, headers=headers)
+            response = await self._client().request(
+                "POST", url, content=body, headers=headers, on_line=on_line
+            )
         except (httpx.TransportError, OSError) as error:
             failed = ServerError(f"{url} cannot be reached: {type(error).__name__}: {error}")
             raise failed from error

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
@@ -17,10 +18,16 @@ from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import InferenceError, RequestError, ServerError, WeightUpdateError
 from areal_agent.inference.calls import Caller, backoff_seconds
 from areal_agent.inference.control import ControlPlane
-from areal_agent.inference.openai import COMPLETIONS, Segment, completion_body, read_completion
+from areal_agent.inference.openai import (
+    COMPLETIONS,
+    CompletionStream,
+    Segment,
+    completion_body,
+    read_completion,
+)
 from areal_agent.inference.pool import ReplicaPool
 from areal_agent.net.clients import HttpClients
-from areal_agent.types import ModelRequest, ModelResponse
+from areal_agent.types import ModelRequest, ModelResponse, TokenSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +112,9 @@ class HttpInferenceEngine:
         """Requests in flight, over all replicas."""
         return sum(replica.running for replica in self._pool.replicas)
 
-    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+    async def agenerate(
+        self, request: ModelRequest, *, on_tokens: TokenSink | None = None
+    ) -> ModelResponse:
         """Sample one continuation; see `InferenceEngine.agenerate`.
 
         A reply in several segments is judged anew by the server in each: a stop string across the
@@ -128,7 +137,7 @@ class HttpInferenceEngine:
         started = now()
         async with self._deadline(f"request {request.rid}"):
             with self._pool.conversation(request.rid):
-                reply = await self._sample(request, budget)
+                reply = await self._sample(request, budget, on_tokens)
         return ModelResponse(
             input_tokens=list(request.input_ids),
             output_tokens=reply.ids,
@@ -138,14 +147,18 @@ class HttpInferenceEngine:
             latency_seconds=now() - started,
         )
 
-    async def _sample(self, request: ModelRequest, budget: int) -> Segment:
+    async def _sample(
+        self, request: ModelRequest, budget: int, on_tokens: TokenSink | None
+    ) -> Segment:
         """Ask until the reply is whole; its stop reason is never ``abort``."""
         prompt = list(request.input_ids)
         whole = Segment([], [], [], "abort")
         segments = fruitless = 0
         while True:
             await self._open.wait()
-            part = await self._segment(request, prompt + whole.ids, budget, whole, segments)
+            part = await self._segment(
+                request, prompt, budget, whole.ids, number=segments, on_tokens=on_tokens
+            )
             segments += 1
             whole = Segment(
                 whole.ids + part.ids,
@@ -162,25 +175,43 @@ class HttpInferenceEngine:
                 await asyncio.sleep(backoff_seconds(fruitless))
 
     async def _segment(
-        self, request: ModelRequest, prompt: list[int], budget: int, whole: Segment, number: int
+        self,
+        request: ModelRequest,
+        prompt: list[int],
+        budget: int,
+        done: list[int],
+        *,
+        number: int,
+        on_tokens: TokenSink | None,
     ) -> Segment:
-        seed, done = request.gconfig.seed, len(whole.ids)
+        seed, limit, version = request.gconfig.seed, budget - len(done), self._version
         if seed is not None and number:
             # The server counts a reply's places from 0: the same seed would repeat its draws.
             seed = derive_seed(seed, "segment", number)
-        version = self._version
+        left = {
+            "max_new_tokens": limit,
+            "min_new_tokens": max(request.gconfig.min_new_tokens - len(done), 0),
+            "seed": seed,
+        }
         body = completion_body(
-            prompt,
-            request.gconfig,
+            prompt + done,
+            request.gconfig.model_copy(update=left),
             model=self._model,
-            max_new_tokens=budget - done,
-            min_new_tokens=max(request.gconfig.min_new_tokens - done, 0),
-            seed=seed,
             request_id=f"{self._name}-{next(self._numbers)}",
             cache_key=request.rid,
+            stream=on_tokens is not None,
         )
-        content = await self._caller.post(COMPLETIONS, body, rid=request.rid, headers=self._headers)
-        return read_completion(content, max_new_tokens=budget - done, version=version)
+        post = partial(self._caller.post, COMPLETIONS, body, rid=request.rid, headers=self._headers)
+        if on_tokens is None:
+            return read_completion(await post(), max_new_tokens=limit, version=version)
+        stream = CompletionStream(on_tokens, max_new_tokens=limit, version=version)
+        try:
+            await post(on_line=stream.line)
+        except ServerError:
+            # What has come was told already; the rest is asked for as after an interruption.
+            if not stream.heard:
+                raise
+        return stream.segment()
 
     async def score(
         self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0

@@ -12,7 +12,7 @@ import orjson
 
 from areal_agent.errors import ServerError
 from areal_agent.net.internal import Answer
-from areal_agent.types import GenerationHyperparameters, StopReason
+from areal_agent.types import GenerationHyperparameters, StopReason, TokenSink
 
 COMPLETIONS = "/v1/completions"
 
@@ -42,17 +42,15 @@ def completion_body(
     gconfig: GenerationHyperparameters,
     *,
     model: str,
-    max_new_tokens: int,
-    min_new_tokens: int,
-    seed: int | None,
     request_id: str,
     cache_key: str,
+    stream: bool = False,
 ) -> bytes:
     """Return the body of a completions request for token ids, logprobs and versions."""
     body: dict[str, Any] = {
         "model": model,
         "prompt": list(prompt),
-        "max_tokens": max_new_tokens,
+        "max_tokens": gconfig.max_new_tokens,
         "temperature": gconfig.effective_temperature,
         "top_p": gconfig.top_p,
         "n": 1,
@@ -63,7 +61,7 @@ def completion_body(
         "cache_key": cache_key,
     }
     optional: dict[str, Any] = {
-        "min_tokens": min_new_tokens,
+        "min_tokens": gconfig.min_new_tokens,
         "top_k": gconfig.top_k,
         "stop": list(gconfig.stop),
         "stop_token_ids": list(gconfig.stop_token_ids),
@@ -71,8 +69,10 @@ def completion_body(
         "frequency_penalty": gconfig.frequency_penalty,
     }
     body.update({name: value for name, value in optional.items() if value})
-    if seed is not None:
-        body["seed"] = seed
+    if gconfig.seed is not None:
+        body["seed"] = gconfig.seed
+    if stream:
+        body["stream"] = True
     return orjson.dumps(body)
 
 
@@ -102,6 +102,71 @@ def read_completion(content: bytes, *, max_new_tokens: int, version: int) -> Seg
             f"{len(ids)} tokens, {len(logprobs)} logprobs, {len(versions)} versions"
         )
     return Segment(ids, logprobs, versions, stop_reason)
+
+
+class CompletionStream:
+    """Reads a streamed completions answer line by line; tokens go to `on_tokens` as they come."""
+
+    def __init__(self, on_tokens: TokenSink, *, max_new_tokens: int, version: int) -> None:
+        self._on_tokens = on_tokens
+        self._max_new_tokens = max_new_tokens
+        self._version = version
+        self._ids: list[int] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._stop_reason: StopReason | None = None
+
+    def line(self, line: bytes) -> None:
+        """Take one line of server-sent events.
+
+        Raises:
+            ServerError: it is not what was asked for, or it tells of an error.
+        """
+        data = line.removeprefix(b"data:").strip()
+        if not line.startswith(b"data:") or data == b"[DONE]":
+            return
+        try:
+            event = cast("dict[str, Any]", orjson.loads(data))
+            if "error" in event:
+                raise ServerError(f"the server broke off: {event['error']['message']}")
+            if not event["choices"]:
+                return
+            choice = cast("dict[str, Any]", event["choices"][0])
+            ids = cast("list[int]", choice["token_ids"])
+            logprobs = cast("list[float]", choice["logprobs"]["token_logprobs"]) if ids else []
+            versions = cast(
+                "list[int]", choice.get("weight_versions") or [self._version] * len(ids)
+            )
+            reason = choice["finish_reason"]
+            stop_reason = None if reason is None else _STOP_REASONS[reason]
+        except (orjson.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+            raise ServerError(
+                "expected an event with token_ids and token_logprobs, got "
+                f"{line[:200]!r} ({type(error).__name__}: {error})"
+            ) from error
+        if not len(ids) == len(logprobs) == len(versions):
+            raise ServerError(
+                f"expected a logprob and a version for each token, got {len(ids)} tokens, "
+                f"{len(logprobs)} logprobs, {len(versions)} versions"
+            )
+        if len(self._ids) + len(ids) > self._max_new_tokens:
+            raise ServerError(f"expected at most {self._max_new_tokens} tokens, got more")
+        self._stop_reason = stop_reason or self._stop_reason
+        self._ids += ids
+        self._logprobs += logprobs
+        self._versions += versions
+        if ids:
+            self._on_tokens(ids, logprobs, versions)
+
+    @property
+    def heard(self) -> bool:
+        """Whether a token has come."""
+        return bool(self._ids)
+
+    def segment(self) -> Segment:
+        """What has come; one that was broken off counts as interrupted."""
+        reason = self._stop_reason or "abort"
+        return Segment(self._ids, self._logprobs, self._versions, reason)
 
 
 def error_text(answer: Answer) -> str:

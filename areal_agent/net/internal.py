@@ -5,7 +5,7 @@ aiohttp transport three times (``tests/benchmarks/bench_http.py``), and a run ma
 calls a second from one loop.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import aiohttp
@@ -56,8 +56,12 @@ class InternalClient:
         *,
         content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
+        on_line: Callable[[bytes], None] | None = None,
     ) -> Answer:
         """Send, and read the whole answer. Cancelling the caller closes the connection.
+
+        With `on_line`, the lines of an answer that is no error go there as they come, without
+        their ends, and `Answer.content` stays empty.
 
         Raises:
             httpx.ConnectError: nobody could be reached.
@@ -74,7 +78,11 @@ class InternalClient:
             async with self._session.request(
                 method, url, data=content, headers=headers, allow_redirects=False
             ) as answer:
-                body = await answer.read()
+                if on_line is None or answer.status >= 400:
+                    body = await answer.read()
+                else:
+                    await _read_lines(answer.content, on_line)
+                    body = b""
         except (TimeoutError, aiohttp.ClientConnectorError) as error:
             raise httpx.ConnectError(str(error) or "connecting took too long") from error
         except aiohttp.ClientError as error:
@@ -85,3 +93,13 @@ class InternalClient:
         """Close every connection."""
         if self._session is not None:
             await self._session.close()
+
+
+async def _read_lines(content: aiohttp.StreamReader, on_line: Callable[[bytes], None]) -> None:
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            on_line(line)
+    if rest:
+        on_line(rest)

@@ -6,10 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from areal_agent.errors import TrajectoryError
-from areal_agent.trajectory import Trajectory
-
-LARGEST_REWARD = 3e38
-"""Rewards are float32 in a batch; anything larger would be infinite there."""
+from areal_agent.trajectory import LARGEST_REWARD, Trajectory
 
 
 def check_rows(

@@ -9,7 +9,7 @@ from typing import Self, cast
 
 from areal_agent.errors import InferenceError, WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
-from areal_agent.types import Interaction, ModelRequest, ModelResponse
+from areal_agent.types import Interaction, ModelRequest, ModelResponse, TokenSink
 
 
 class EpisodeEngine:
@@ -38,7 +38,9 @@ class EpisodeEngine:
         """Version of the weights that the next token will be sampled from."""
         return self._engine.version
 
-    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+    async def agenerate(
+        self, request: ModelRequest, *, on_tokens: TokenSink | None = None
+    ) -> ModelResponse:
         """See `InferenceEngine.agenerate`. `request.metadata` may hold ``messages``, for display.
 
         Raises:
@@ -51,7 +53,9 @@ class EpisodeEngine:
         seed = self._call_seed(self._turns, request.gconfig.seed)
         self._turns += 1
         gconfig = request.gconfig.model_copy(update={"seed": seed})
-        response = await self._engine.agenerate(replace(request, gconfig=gconfig))
+        response = await self._engine.agenerate(
+            replace(request, gconfig=gconfig), on_tokens=on_tokens
+        )
         if not self._closed:
             self._keep(request, response)
         return response

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from areal_agent.errors import EngineFault, RequestError, WeightUpdateError
-from areal_agent.types import ModelRequest, ModelResponse, StopReason
+from areal_agent.types import ModelRequest, ModelResponse, StopReason, TokenSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,9 @@ class FakeEngine:
         """Fail updates from `path`."""
         self._bad_paths.add(path)
 
-    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+    async def agenerate(
+        self, request: ModelRequest, *, on_tokens: TokenSink | None = None
+    ) -> ModelResponse:
         """See `InferenceEngine.agenerate`."""
         if request.gconfig.n_samples != 1:
             raise ValueError(f"expected n_samples 1, got {request.gconfig.n_samples}")
@@ -91,24 +93,28 @@ class FakeEngine:
         self.requests.append(request)
         self.running += 1
         try:
-            return await self._sample(request, prompt, budget)
+            return await self._sample(request, prompt, budget, on_tokens)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
         finally:
             self.running -= 1
 
-    async def _sample(self, request: ModelRequest, prompt: list[int], budget: int) -> ModelResponse:
+    async def _sample(
+        self, request: ModelRequest, prompt: list[int], budget: int, on_tokens: TokenSink | None
+    ) -> ModelResponse:
         reply = self._script(request)
         if isinstance(reply, BaseException):
             raise reply
         versions: list[int] = []
-        for _ in reply.ids[:budget]:
+        logprobs = reply.logprobs or [-0.5] * len(reply.ids)
+        for token, logprob in zip(reply.ids[:budget], logprobs, strict=False):
             await self._wait()
             versions.append(self._version)
+            if on_tokens is not None:
+                on_tokens([token], [logprob], [self._version])
             await asyncio.sleep(0)
         n = len(versions)
-        logprobs = reply.logprobs or [-0.5] * len(reply.ids)
         return ModelResponse(
             input_tokens=prompt,
             output_tokens=list(reply.ids[:n]),

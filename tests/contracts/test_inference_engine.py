@@ -223,3 +223,18 @@ async def test_a_seed_repeats(subject):
     first = await subject.engine.agenerate(ask(seed=11))
     again = await subject.engine.agenerate(ask(seed=11))
     assert list(first.output_tokens) == list(again.output_tokens)
+
+
+async def test_tokens_are_told_as_they_come(subject):
+    told = []
+    tell = lambda *part: told.append([list(values) for values in part])  # noqa: E731
+    reply = await subject.engine.agenerate(ask(seed=11), on_tokens=tell)
+    ids, logprobs, versions = ([v for part in told for v in part[i]] for i in range(3))
+    assert ids == list(reply.output_tokens)
+    assert logprobs == list(reply.output_logprobs)
+    assert versions == list(reply.output_versions)
+    assert len(told) > 1
+    plain = await subject.engine.agenerate(ask(seed=11))
+    assert list(plain.output_tokens) == ids
+    assert list(plain.output_logprobs) == pytest.approx(logprobs, abs=1e-5)
+    assert plain.stop_reason == reply.stop_reason

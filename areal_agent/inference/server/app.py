@@ -12,13 +12,9 @@ from areal_agent.errors import DataError, InferenceError
 from areal_agent.inference.server import control, metrics
 from areal_agent.inference.server.chat import chat_completions
 from areal_agent.inference.server.completions import completions
-from areal_agent.inference.server.errors import (
-    ApiError,
-    as_api_error,
-    error_response,
-    json_response,
-)
+from areal_agent.inference.server.errors import as_api_error
 from areal_agent.inference.server.state import ServerState
+from areal_agent.net.api_error import ApiError, error_response, json_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 

@@ -13,12 +13,12 @@ from areal_agent.data.chat import ChatFormat
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
 from areal_agent.inference.engine.ticket import Part, Ticket
-from areal_agent.inference.server.body import LONG_TEXT_BYTES, Body
-from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.exchange import Emit, EventStream, results
 from areal_agent.inference.server.options import Options, check_prompt, read_options
 from areal_agent.inference.server.reply import StreamedText, reply_text, usage
 from areal_agent.inference.server.state import ServerState
+from areal_agent.net.api_error import ApiError, json_response
+from areal_agent.net.body import LONG_TEXT_BYTES, Body
 
 _NO_TOKENS: Part = ([], [], [])
 

@@ -12,12 +12,12 @@ from areal_agent.aio import task_group
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
 from areal_agent.inference.engine.ticket import Ticket
-from areal_agent.inference.server.body import LONG_TEXT_BYTES, Body, check_ids
-from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.exchange import Emit, EventStream, results
 from areal_agent.inference.server.options import Options, check_prompt, read_options
 from areal_agent.inference.server.reply import StreamedText, reply_text, usage
 from areal_agent.inference.server.state import ServerState
+from areal_agent.net.api_error import ApiError, json_response
+from areal_agent.net.body import LONG_TEXT_BYTES, Body, check_ids
 
 _DEFAULT_MAX_TOKENS = 16
 

@@ -8,9 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from areal_agent.config.inference import WeightUpdateMode
-from areal_agent.inference.server.body import Body, check_ids
-from areal_agent.inference.server.errors import ApiError, json_response
 from areal_agent.inference.server.state import ServerState
+from areal_agent.net.api_error import ApiError, json_response
+from areal_agent.net.body import Body, check_ids
 
 _MODES: dict[str, WeightUpdateMode] = {
     "keep": "keep",

@@ -6,9 +6,9 @@ from typing import Any, cast
 
 from areal_agent.inference.engine.request import GenerateRequest, SamplingParams
 from areal_agent.inference.engine.sampler import derive_seed
-from areal_agent.inference.server.body import Body
-from areal_agent.inference.server.errors import ApiError
 from areal_agent.inference.server.state import ServerState
+from areal_agent.net.api_error import ApiError
+from areal_agent.net.body import Body
 
 MAX_CHOICES = 256
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 import orjson
 from starlette.requests import Request
 
-from areal_agent.inference.server.errors import ApiError
+from areal_agent.net.api_error import ApiError
 
 MAX_BODY_BYTES = 64 << 20
 LONG_TEXT_BYTES = 1 << 16
@@ -34,6 +34,11 @@ class Body:
         self.n_bytes = n_bytes
         """Size of the body as it was sent."""
         self._fields = {name: value for name, value in fields.items() if value is not None}
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What has not been taken yet."""
+        return self._fields
 
     @classmethod
     async def read(cls, request: Request) -> "Body":

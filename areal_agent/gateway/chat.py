@@ -1,0 +1,197 @@
+"""The chat completions dialect: requests to calls, replies to answers, plain and streamed."""
+
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from areal_agent.aio import task_group
+from areal_agent.gateway.exchange import Call, Exchange
+from areal_agent.gateway.messages import read_messages, read_tools
+from areal_agent.gateway.reply import Reply, ReplyText
+from areal_agent.gateway.sampling import read_sampling
+from areal_agent.gateway.session import Session
+from areal_agent.net.api_error import ApiError
+from areal_agent.net.body import Body
+
+Emit = Callable[[Any], Awaitable[None]]
+"""Sends one server-sent event."""
+
+PREFIX = "chatcmpl"
+
+_NOTES = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")
+"""Facts about a request that change nothing about its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How an answer is written."""
+
+    model: str
+    stream: bool
+    include_usage: bool
+    logprobs: bool
+
+
+def read_chat(
+    body: Body, session: Session, *, model: str, is_retry: bool
+) -> tuple[Call, ChatOptions]:
+    """Read a request.
+
+    Raises:
+        ApiError: 400, naming the parameter that cannot be honoured.
+    """
+    digest = hashlib.blake2b(orjson.dumps(body.fields, option=orjson.OPT_SORT_KEYS)).digest()
+    body.string("model")
+    for name in _NOTES:
+        body.take(name)
+    tools = read_tools(body.take("tools"))
+    choice = body.take("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise ApiError(
+            f"tool_choice: expected 'auto' or 'none', got {choice!r:.80}: the policy cannot be "
+            "forced to call",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    stream = body.boolean("stream")
+    options = ChatOptions(
+        model=model,
+        stream=stream,
+        include_usage=_include_usage(body, stream),
+        logprobs=body.boolean("logprobs"),
+    )
+    body.integer("top_logprobs", 0, 0, 0)
+    call = Call(
+        messages=read_messages(body.take("messages")),
+        tools=tools if choice == "auto" else None,
+        gconfig=read_sampling(
+            body,
+            session.gconfig,
+            trained=session.trained,
+            max_tokens=("max_tokens", "max_completion_tokens"),
+        ),
+        digest=digest,
+        stream=stream,
+        is_retry=is_retry,
+    )
+    body.finish()
+    return call, options
+
+
+def _include_usage(body: Body, stream: bool) -> bool:
+    options = body.take("stream_options")
+    if options is None:
+        return False
+    if not stream or not isinstance(options, dict):
+        raise ApiError("stream_options: only with stream, and as an object", param="stream_options")
+    inner = Body(options)
+    wanted = inner.boolean("include_usage")
+    inner.finish()
+    return wanted
+
+
+class ChatAnswer:
+    """Writes the answer to one call."""
+
+    def __init__(self, session: Session, exchange: Exchange, options: ChatOptions) -> None:
+        self._session = session
+        self._exchange = exchange
+        self._options = options
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """The answer in one piece."""
+        choices: list[dict[str, Any]] = []
+        for i, (turn, reply) in enumerate(zip(self._exchange.turns, replies, strict=True)):
+            message = {"refusal": None, **_shown(reply)}
+            tokens = (turn.response.output_tokens, turn.response.output_logprobs)
+            choices.append({**self._choice(i, reply.finish_reason, *tokens), "message": message})
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+
+    async def stream(self, emit: Emit) -> None:
+        """The answer as events, the choices interleaved as their tokens come.
+
+        With tools, a message comes in one piece at its end: only then it is known what of the text
+        is a call.
+        """
+        async with task_group() as group:
+            for i in range(len(self._exchange.tapes)):
+                group.create_task(self._stream_choice(i, emit))
+        if self._options.include_usage:
+            await emit({**self._head(_CHUNK), "choices": [], "usage": self._usage()})
+
+    async def _stream_choice(self, i: int, emit: Emit) -> None:
+        async def send(
+            delta: dict[str, Any],
+            reason: str | None = None,
+            ids: Sequence[int] = (),
+            logprobs: Sequence[float] = (),
+        ) -> None:
+            choice = {**self._choice(i, reason, ids, logprobs), "delta": delta}
+            await emit({**self._head(_CHUNK), "choices": [choice]})
+
+        call = self._exchange.call
+        await send({"role": "assistant", "content": ""})
+        text = ReplyText(self._session.chat, call.gconfig)
+        async for ids, logprobs, _ in self._exchange.tapes[i].parts():
+            piece = "" if call.tools else text.push(ids)
+            if piece or self._options.logprobs:
+                await send({"content": piece} if piece else {}, None, ids, logprobs)
+        reply = (await self._exchange.result())[i]
+        if not call.tools:
+            rest = text.rest()
+            await send({"content": rest} if rest else {}, reply.finish_reason)
+            return
+        shown = _shown(reply)
+        delta: dict[str, Any] = {"content": shown["content"]} if shown["content"] else {}
+        if "tool_calls" in shown:
+            delta["tool_calls"] = [{"index": k, **c} for k, c in enumerate(shown["tool_calls"])]
+        if delta:
+            await send(delta)
+        await send({}, reply.finish_reason)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        exchange = self._exchange
+        return {
+            "id": exchange.id,
+            "object": kind,
+            "created": exchange.created,
+            "model": self._options.model,
+        }
+
+    def _choice(
+        self, index: int, reason: str | None, ids: Sequence[int], logprobs: Sequence[float]
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
+        if self._options.logprobs:
+            texts = [self._session.chat.decode([token]) for token in ids]
+            choice["logprobs"] = {
+                "content": [
+                    {"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []}
+                    for t, p in zip(texts, logprobs, strict=True)
+                ],
+                "refusal": None,
+            }
+        return choice
+
+    def _usage(self) -> dict[str, int]:
+        prompt = len(self._exchange.plan.prompt_ids)
+        sampled = sum(len(turn.response.output_tokens) for turn in self._exchange.turns)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": sampled,
+            "total_tokens": prompt + sampled,
+        }
+
+
+_CHUNK = "chat.completion.chunk"
+
+
+def _shown(reply: Reply) -> dict[str, Any]:
+    """The message as OpenAI writes it: no text beside calls is null."""
+    message = dict(reply.message)
+    if "tool_calls" in message:
+        message["content"] = message["content"] or None
+    return message

@@ -1,0 +1,122 @@
+"""The turns of one session as a forest: which captured turn does a new request go on from?
+
+A turn is one sampled reply with the tokens before it. A request goes on from a turn when its
+messages begin with the turn's messages and reply; then its prompt is the turn's tokens, the reply's
+tokens as they were sampled, and only the rest rendered anew. Otherwise it starts a tree of its own.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from areal_agent.data.chat import ChatFormat
+from areal_agent.data.messages import Message, Tools, clean_messages
+from areal_agent.errors import DataError
+from areal_agent.gateway.messages import call_ids, chain_keys
+from areal_agent.types import ModelResponse
+
+Break = Literal["tools", "history", "template"]
+"""Why a request that looks like a later turn did not go on from an earlier one: other tools, a
+history that no captured turn has, or a template that writes earlier messages differently."""
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One sampled reply."""
+
+    id: str
+    parent: "Turn | None"
+    messages: Sequence[Message]
+    """What was sent, in plain form."""
+    tools: Tools
+    reply: Message
+    """The assistant message that the client was given."""
+    response: ModelResponse
+    delivered: bool = False
+    """Whether the client received it whole. If not, it is not trained on."""
+    reward: float | None = None
+    children: "list[Turn]" = field(default_factory=list["Turn"])
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a request is put to the engine."""
+
+    prompt_ids: list[int]
+    parent: Turn | None
+    broke: Break | None = None
+
+
+class Conversation:
+    """All turns of one session."""
+
+    def __init__(self, chat: ChatFormat) -> None:
+        self._chat = chat
+        self._by_key: dict[bytes, list[Turn]] = {}
+        self._replies: dict[bytes, Turn] = {}
+        self.turns: list[Turn] = []
+        """In the order in which they were finished."""
+        self.counts: Counter[str] = Counter()
+        """``turns``, ``prefix_hits``, ``forks``, and ``breaks/`` with the reason."""
+
+    def plan(self, messages: Sequence[Message], tools: Tools) -> Plan:
+        """Find what a request goes on from, and make its prompt.
+
+        Raises:
+            DataError: the template refuses the messages.
+        """
+        keys = chain_keys(messages, tools)
+        for n in range(len(messages) - 1, 0, -1):
+            if messages[n - 1]["role"] != "assistant" or keys[n] not in self._by_key:
+                continue
+            parent = self._same_calls(self._by_key[keys[n]], messages[n - 1])
+            try:
+                return Plan(self._extended(parent, messages[n:], tools), parent)
+            except DataError:
+                return self._fresh(messages, tools, "template")
+        return self._fresh(messages, tools, self._why_not(messages))
+
+    def add(self, turn: Turn) -> None:
+        """Keep a finished turn."""
+        reply = clean_messages([turn.reply])  # as it will look when the client sends it back
+        key = chain_keys([*turn.messages, *reply], turn.tools)[-1]
+        self._by_key.setdefault(key, []).append(turn)
+        self._replies[chain_keys(reply, None)[-1]] = turn
+        self.turns.append(turn)
+        self.counts["turns"] += 1
+        if turn.parent is not None:
+            self.counts["prefix_hits"] += 1
+            self.counts["forks"] += bool(turn.parent.children)
+            turn.parent.children.append(turn)
+
+    def _extended(self, parent: Turn, new: Sequence[Message], tools: Tools) -> list[int]:
+        output = list(parent.response.output_tokens)
+        closed = bool(output) and output[-1] in self._chat.eos_token_ids
+        rest = self._chat.continuation_ids(list(parent.messages), list(new), tools, closed=closed)
+        return [*parent.response.input_tokens, *output, *rest]
+
+    def _fresh(self, messages: Sequence[Message], tools: Tools, broke: Break | None) -> Plan:
+        if broke is not None:
+            self.counts[f"breaks/{broke}"] += 1
+        return Plan(self._chat.prompt_ids(list(messages), tools), None, broke)
+
+    def _why_not(self, messages: Sequence[Message]) -> Break | None:
+        """Tell a later turn that lost its history from a dialogue that starts."""
+        if not self.turns:
+            return None
+        spoken = [message for message in messages if message["role"] == "assistant"]
+        if not spoken:
+            return None
+        last = self._replies.get(chain_keys([spoken[-1]], None)[-1])
+        if last is not None:
+            n = len(last.messages)
+            if chain_keys(messages[:n], None) == chain_keys(last.messages, None):
+                return "tools"
+        return "history"
+
+    @staticmethod
+    def _same_calls(turns: list[Turn], reply: Message) -> Turn:
+        """The newest turn whose calls have the ids that the client sends back, or the newest."""
+        ids = call_ids(reply)
+        return next((t for t in reversed(turns) if call_ids(t.reply) == ids), turns[-1])

@@ -1,0 +1,156 @@
+"""Opens a session for each episode, and hands out the clients that reach it."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import httpx
+from openai import AsyncOpenAI
+
+from areal_agent.aio import run_shielded, task_group
+from areal_agent.data.chat import ChatFormat
+from areal_agent.gateway.app import make_app
+from areal_agent.gateway.session import ABANDONED_SECONDS, Session
+from areal_agent.gateway.sessions import Sessions
+from areal_agent.gateway.transport import ASGIStreamTransport
+from areal_agent.inference.base import InferenceEngine
+from areal_agent.net.serve import ServerHandle, base_url, bind, serve
+from areal_agent.types import GenerationHyperparameters
+
+_INSIDE = "http://gateway.inside"
+"""A name that no socket is opened for."""
+
+
+class Gateway:
+    """Answers agents that speak OpenAI's protocol, in this process and over HTTP.
+
+    Lifetime: an async context manager. Entered means listening; left means that every session is
+    sealed.
+    """
+
+    def __init__(
+        self,
+        chat: ChatFormat,
+        *,
+        model: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        abandoned_seconds: float = ABANDONED_SECONDS,
+    ) -> None:
+        """Wire things up; nothing listens before it is entered.
+
+        Args:
+            chat: writes the policy's dialogues.
+            model: the policy's name.
+            host: to listen on.
+            port: to listen on; 0 lets the system choose.
+            abandoned_seconds: how long a reply is sampled on after its client has left.
+        """
+        self.sessions = Sessions()
+        self.app = make_app(self.sessions, model=model)
+        self.model = model
+        self.counts: Counter[str] = Counter()
+        """What happened in sessions that have ended; see `Session.counts`."""
+        self._chat = chat
+        self._host = host
+        self._port = port
+        self._abandoned_seconds = abandoned_seconds
+        self._stack: AsyncExitStack | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._url = ""
+        self._http_client: httpx.AsyncClient | None = None
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without ``/v1``."""
+        return self._url
+
+    @property
+    def http_client(self) -> httpx.AsyncClient:
+        """A client whose requests, whatever their host, go to the gateway without a socket.
+
+        Raises:
+            RuntimeError: the gateway is not entered.
+        """
+        if self._http_client is None:
+            raise RuntimeError("the gateway is not open: use it inside `async with gateway`")
+        return self._http_client
+
+    @asynccontextmanager
+    async def session(
+        self, engine: InferenceEngine, gconfig: GenerationHyperparameters, *, trained: bool
+    ) -> AsyncGenerator[Session]:
+        """Open a session; leaving seals it and forgets its key."""
+        assert self._group is not None, "the gateway is not open"
+        session = Session(
+            engine,
+            self._chat,
+            gconfig,
+            self._group,
+            trained=trained,
+            abandoned_seconds=self._abandoned_seconds,
+        )
+        self.sessions.add(session)
+        try:
+            yield session
+        finally:
+            try:
+                await run_shielded(session.seal())
+            finally:
+                self.sessions.remove(session)
+                self.counts.update(session.counts)
+
+    def client(self, session: Session) -> AsyncOpenAI:
+        """Return an OpenAI client of this process for one session."""
+        return AsyncOpenAI(
+            api_key=session.key, base_url=f"{_INSIDE}/v1", http_client=self.http_client
+        )
+
+    def base_url(self, session: Session) -> str:
+        """Return the URL for clients of one session that can set no key."""
+        return f"{self._url}/s/{session.path_name}/v1"
+
+    async def __aenter__(self) -> Self:
+        """Listen.
+
+        Raises:
+            LaunchError: the port is taken.
+        """
+        if self._stack is not None:
+            raise RuntimeError("the gateway is open already")
+        sock = bind(self._host, self._port)
+        async with AsyncExitStack() as stack:
+            group = await stack.enter_async_context(task_group())
+            ready = asyncio.Event()
+            handles: list[ServerHandle] = []
+
+            def on_ready(handle: ServerHandle) -> None:
+                handles.append(handle)
+                ready.set()
+
+            group.create_task(serve(self.app, sock, on_ready=on_ready, signals=False))
+            await ready.wait()
+            stack.callback(handles[0].stop)
+            transport = ASGIStreamTransport(self.app, group)
+            self._http_client = await stack.enter_async_context(
+                httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)
+            )
+            self._url = base_url(self._host, sock.getsockname()[1])
+            self._group = group
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop listening, and wait until every request has ended."""
+        stack, self._stack = self._stack, None
+        assert stack is not None
+        self._http_client = self._group = None
+        await stack.__aexit__(exc_type, exc, traceback)

@@ -1,0 +1,68 @@
+"""What a client is told of a reply: its text or its calls, and why it ended."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from areal_agent.data.chat import ChatFormat
+from areal_agent.data.messages import Message
+from areal_agent.inference.engine.detokenize import StopMatcher
+from areal_agent.types import GenerationHyperparameters, ModelResponse, StopReason
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One assistant message."""
+
+    message: Message
+    """`content` is text, also when it is empty."""
+    finish_reason: StopReason
+
+
+class ReplyText:
+    """Text of a reply as it grows: whole characters, nothing of a stop string or a stop token."""
+
+    def __init__(self, chat: ChatFormat, gconfig: GenerationHyperparameters) -> None:
+        def decode(ids: Sequence[int]) -> str:
+            return cast("str", chat.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+        ends = frozenset() if gconfig.ignore_eos else chat.eos_token_ids
+        self._ends = ends | frozenset(gconfig.stop_token_ids)
+        self._matcher = StopMatcher(decode, gconfig.stop)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Add tokens; return the text that became certain."""
+        for token in ids:
+            if token not in self._ends:
+                self._matcher.push(token)
+        return self._matcher.take()
+
+    def rest(self) -> str:
+        """Return what was held back; the reply has ended."""
+        return self._matcher.take_rest()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was met."""
+        return self._matcher.matched is not None
+
+
+def read_reply(
+    chat: ChatFormat,
+    gconfig: GenerationHyperparameters,
+    response: ModelResponse,
+    *,
+    with_calls: bool,
+) -> Reply:
+    """Turn sampled tokens into the message that the client gets.
+
+    Calls are read only where tools were offered, and only from a reply that ended by itself; a
+    malformed call is text.
+    """
+    text = ReplyText(chat, gconfig)
+    content = text.push(response.output_tokens) + text.rest()
+    if with_calls and not text.stopped and response.stop_reason == "stop":
+        parsed: dict[str, Any] = chat.parse_reply(response.output_tokens)
+        if "tool_calls" in parsed:
+            return Reply(parsed, "tool_calls")
+    return Reply({"role": "assistant", "content": content}, response.stop_reason)

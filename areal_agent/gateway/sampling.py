@@ -1,0 +1,62 @@
+"""Sampling parameters of a request: honoured, or refused by name. Never taken and ignored."""
+
+from areal_agent.errors import ConfigError
+from areal_agent.net.api_error import ApiError
+from areal_agent.net.body import Body
+from areal_agent.types import GenerationHyperparameters
+
+MAX_CHOICES = 128
+
+
+def read_sampling(
+    body: Body, base: GenerationHyperparameters, *, trained: bool, max_tokens: tuple[str, ...]
+) -> GenerationHyperparameters:
+    """Return what a request is sampled with: its own parameters over those of the run.
+
+    Args:
+        body: the request; its sampling fields are taken.
+        base: the run's settings.
+        trained: the reply may be trained on. Then the temperature must be the run's: logprobs are
+            those of the sampling temperature, and a batch has one.
+        max_tokens: the names under which this dialect bounds the reply, at most one of them given.
+
+    Raises:
+        ApiError: 400, naming the parameter.
+    """
+    temperature = body.number("temperature", base.effective_temperature, 0.0, 100.0)
+    if trained and temperature != base.effective_temperature:
+        raise ApiError(
+            f"temperature: this run trains at temperature {base.effective_temperature:g}, got "
+            f"{temperature:g}: leave it out, or set gconfig.temperature",
+            param="temperature",
+            code="invalid_value",
+        )
+    changes: dict[str, object] = {
+        "greedy": temperature == 0.0,
+        "top_p": body.number("top_p", base.top_p, 1e-6, 1.0),
+        "top_k": max(0, body.integer("top_k", base.top_k, -1)),
+        "frequency_penalty": body.number("frequency_penalty", base.frequency_penalty, -2.0, 2.0),
+        "min_new_tokens": body.integer("min_tokens", base.min_new_tokens, 0),
+        "max_new_tokens": _max_tokens(body, base.max_new_tokens, max_tokens),
+        "ignore_eos": body.boolean("ignore_eos", base.ignore_eos),
+        "n_samples": body.integer("n", 1, 1, MAX_CHOICES),
+    }
+    if temperature > 0:
+        changes["temperature"] = temperature
+    if body.has("stop"):
+        changes["stop"] = body.strings("stop")
+    if body.has("stop_token_ids"):
+        changes["stop_token_ids"] = tuple(body.take("stop_token_ids"))
+    if body.has("seed"):
+        changes["seed"] = body.integer("seed", 0, 0)
+    try:
+        return base.new(**changes)
+    except (ConfigError, ValueError) as error:
+        raise ApiError(f"sampling parameters: {error}") from error
+
+
+def _max_tokens(body: Body, default: int, names: tuple[str, ...]) -> int:
+    given = [name for name in names if body.has(name)]
+    if len(given) > 1:
+        raise ApiError(f"{given[0]}: expected either it or {given[1]}, got both", param=given[0])
+    return body.integer(given[0], default, 1) if given else default

@@ -1,0 +1,219 @@
+"""One episode at the gateway: its calls, its turns, its rewards, and its end."""
+
+import asyncio
+import logging
+import secrets
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+
+from areal_agent.aio import collect
+from areal_agent.data.chat import ChatFormat
+from areal_agent.errors import DataError, InferenceError, RequestError
+from areal_agent.gateway.conversation import Conversation, Plan, Turn
+from areal_agent.gateway.exchange import Call, Exchange
+from areal_agent.gateway.reply import Reply, read_reply
+from areal_agent.inference.base import InferenceEngine
+from areal_agent.net.api_error import ApiError
+from areal_agent.types import GenerationHyperparameters, ModelRequest
+
+logger = logging.getLogger(__name__)
+
+ABANDONED_SECONDS = 10.0
+"""How long a reply goes on being sampled after the last client that waited for it has left: one
+that retries joins it."""
+
+
+class SessionSealed(ApiError):
+    """The episode has ended: nothing changes it any more."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this session is sealed: its episode has ended, and nothing can be added to it",
+            status=410,
+            code="session_sealed",
+        )
+
+
+class Session:
+    """Takes calls until it is sealed.
+
+    Calls are sampled in tasks of `group`; sealing cancels them and waits for their end.
+    """
+
+    def __init__(
+        self,
+        engine: InferenceEngine,
+        chat: ChatFormat,
+        gconfig: GenerationHyperparameters,
+        group: asyncio.TaskGroup,
+        *,
+        trained: bool,
+        abandoned_seconds: float = ABANDONED_SECONDS,
+    ) -> None:
+        """Open it.
+
+        Args:
+            engine: samples the replies; the episode's own.
+            chat: writes the model's dialogues.
+            gconfig: what calls are sampled with, where they do not say.
+            group: where tasks run.
+            trained: the replies may be trained on.
+            abandoned_seconds: see `ABANDONED_SECONDS`.
+        """
+        self.key = f"sk-areal-{secrets.token_urlsafe(32)}"
+        """Opens this session and nothing else."""
+        self.path_name = secrets.token_urlsafe(32)
+        """Stands for the key in a URL, for clients that cannot set one."""
+        self.chat = chat
+        self.gconfig = gconfig.new(n_samples=1)
+        self.trained = trained
+        self.conversation = Conversation(chat)
+        self.is_sealed = False
+        self.is_truncated = False
+        """A prompt found no room in the context."""
+        self._engine = engine
+        self._group = group
+        self._abandoned_seconds = abandoned_seconds
+        self._exchanges: dict[bytes, Exchange] = {}
+        self._tasks: dict[Exchange, asyncio.Task[None]] = {}
+        self._rids: dict[Turn, str] = {}
+        self._failed: dict[bytes, InferenceError] = {}
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What happened: turns, prefix hits and breaks, forks, replays, joins, undelivered."""
+        undelivered = sum(not turn.delivered for turn in self.conversation.turns)
+        return {**self.conversation.counts, **self._counts, "undelivered": undelivered}
+
+    @property
+    def failure(self) -> InferenceError | None:
+        """The error of a call that failed for the engine's sake and was never made good."""
+        return next(iter(self._failed.values()), None)
+
+    def begin(self, call: Call, *, prefix: str) -> Exchange:
+        """Start to answer a call; a retry gets what was started before.
+
+        Raises:
+            ApiError: the session is sealed, the messages are refused, or the prompt is too long.
+        """
+        if self.is_sealed:
+            raise SessionSealed
+        before = self._exchanges.get(call.digest) if call.is_retry else None
+        if before is not None and before.error is None:
+            self._counts["replays" if before.is_over else "joins"] += 1
+            return before
+        exchange = Exchange(call, self._plan(call), prefix=prefix)
+        self._exchanges[call.digest] = exchange
+        task = self._group.create_task(self._sample(exchange))
+        self._tasks[exchange] = task
+        task.add_done_callback(lambda _: self._tasks.pop(exchange, None))
+        return exchange
+
+    def set_reward(self, reward: float, name: str | None) -> str:
+        """Give a turn its reward, the last one without a name; return its name.
+
+        Raises:
+            ApiError: the session is sealed, or has no such turn.
+        """
+        if self.is_sealed:
+            raise SessionSealed
+        turns = self.delivered_turns()
+        found = [turn for turn in turns if name is None or turn.id == name]
+        if not found:
+            raise ApiError(
+                f"interaction_id: expected one of {[turn.id for turn in turns]}, got {name!r}"
+                if turns
+                else "interaction_id: no call of this session has been answered yet",
+                param="interaction_id",
+            )
+        found[-1].reward = reward
+        return found[-1].id
+
+    def left(self, exchange: Exchange) -> None:
+        """A client has gone before it had all; the call goes on for a while, for its retry."""
+        if exchange.readers == 0 and not exchange.is_over:
+            asyncio.get_running_loop().call_later(self._abandoned_seconds, self._drop, exchange)
+
+    async def seal(self) -> None:
+        """End it: calls in flight are cancelled, later ones refused.
+
+        Returns when all have ended.
+        """
+        self.is_sealed = True
+        tasks = list(self._tasks.items())
+        for exchange, task in tasks:
+            exchange.fail(SessionSealed())
+            task.cancel()
+        if tasks:
+            await asyncio.wait([task for _, task in tasks])
+        self._exchanges.clear()
+
+    def _drop(self, exchange: Exchange) -> None:
+        task = self._tasks.get(exchange)
+        if task is not None and exchange.readers == 0:
+            self._counts["abandoned"] += 1
+            exchange.fail(ApiError("the call was abandoned by its client", status=408))
+            task.cancel()
+
+    def _plan(self, call: Call) -> Plan:
+        try:
+            plan = self.conversation.plan(call.messages, call.tools)
+        except DataError as error:
+            raise ApiError(f"messages: {error}", param="messages") from error
+        most = call.gconfig.max_tokens
+        if len(plan.prompt_ids) >= most:
+            self.is_truncated = True
+            raise ApiError(
+                f"messages: the prompt has {len(plan.prompt_ids)} tokens, and prompt and reply "
+                f"together may have {most} (gconfig.max_tokens): shorten it",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return plan
+
+    async def _sample(self, exchange: Exchange) -> None:
+        try:
+            n = range(len(exchange.tapes))
+            found = await collect(self._choice(exchange, i) for i in n)
+        except InferenceError as error:
+            if not isinstance(error, RequestError):
+                self._failed[exchange.call.digest] = error
+            exchange.fail(error)
+        except Exception as error:
+            logger.exception("a call of a session failed")
+            exchange.fail(error)
+        else:
+            self._failed.pop(exchange.call.digest, None)
+            turns = [turn for turn, _ in found]
+            for turn in turns:
+                self.conversation.add(turn)
+            exchange.finish(turns, [reply for _, reply in found])
+
+    async def _choice(self, exchange: Exchange, choice: int) -> tuple[Turn, Reply]:
+        call, plan = exchange.call, exchange.plan
+        rid = uuid.uuid4().hex if plan.parent is None else self._rids[plan.parent]
+        request = ModelRequest(
+            plan.prompt_ids,
+            call.gconfig.new(n_samples=1),
+            rid=rid,
+            metadata={"messages": list(call.messages)},
+        )
+        sink = exchange.tapes[choice].append if call.stream else None
+        response = await self._engine.agenerate(request, on_tokens=sink)
+        reply = read_reply(self.chat, call.gconfig, response, with_calls=call.tools is not None)
+        turn = Turn(
+            id=exchange.turn_id(choice),
+            parent=plan.parent,
+            messages=call.messages,
+            tools=call.tools,
+            reply=reply.message,
+            response=response,
+        )
+        self._rids[turn] = rid
+        return turn, reply
+
+    def delivered_turns(self) -> Sequence[Turn]:
+        """The turns that count: those that the agent received, parents before children."""
+        return [turn for turn in self.conversation.turns if turn.delivered]

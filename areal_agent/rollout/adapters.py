@@ -1,0 +1,118 @@
+"""Agents that speak to an OpenAI-compatible API, run as workflows."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from areal_agent.errors import ConfigError, RewardError
+from areal_agent.gateway.gateway import Gateway
+from areal_agent.gateway.rewards import Style, assign, interactions
+from areal_agent.gateway.session import Session
+from areal_agent.inference.base import InferenceEngine
+from areal_agent.rollout import context
+from areal_agent.rollout.workflow import RolloutWorkflow
+from areal_agent.trajectory import Trajectory, as_trajectories
+from areal_agent.types import GenerationHyperparameters
+
+
+class Agent(Protocol):
+    """What a user's agent is: anything with an async `run`.
+
+    `run` gets the dataset row and, by name, those of ``client`` (an `openai.AsyncOpenAI`),
+    ``base_url``, ``api_key``, ``http_client`` and ``engine`` that it asks for. It returns the
+    episode's reward, a reward for each interaction (by id, or as a list in order), or None when
+    rewards were set over HTTP.
+    """
+
+    run: Callable[..., Any]
+
+
+class AgentWorkflow(RolloutWorkflow):
+    """Gives each episode of an agent a session at the gateway, and trains on what it captured."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        gateway: Gateway,
+        gconfig: GenerationHyperparameters,
+        *,
+        discount: float = 1.0,
+        style: Style = "concat",
+    ) -> None:
+        """Check the agent.
+
+        Args:
+            agent: has ``async run(data, ...)``.
+            gateway: entered while episodes run.
+            gconfig: what calls are sampled with, where they do not say.
+            discount: per turn, of later rewards; see `areal_agent.gateway.rewards`.
+            style: ``concat`` joins turns into rows, ``individual`` makes a row of each.
+
+        Raises:
+            ConfigError: `run` is missing, is not async, or takes no data.
+        """
+        if not is_agent(agent):
+            raise ConfigError(
+                f"expected an agent with `async def run(self, data, ...)`, got {agent!r:.120}"
+            )
+        self.agent = agent
+        self._gateway = gateway
+        self._gconfig = gconfig
+        self._discount = discount
+        self._style: Style = style
+        parameters = inspect.signature(agent.run).parameters.values()
+        takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        self._wants = None if takes_all else {p.name for p in parameters}
+
+    async def arun_episode(
+        self, engine: InferenceEngine, data: dict[str, Any]
+    ) -> list[Trajectory] | None:
+        """Run one episode; None when the agent called no model."""
+        trained = not context.get().is_eval
+        async with self._gateway.session(engine, self._gconfig, trained=trained) as session:
+            value = await self.agent.run(data, **self._extra(session, engine))
+            if session.failure is not None:
+                raise session.failure
+            turns = session.delivered_turns()
+            if not turns:
+                return None
+            assign(turns, value)
+            found = interactions(turns, discount=self._discount, style=self._style)
+            if not found:
+                raise RewardError(
+                    "the agent returned None and set no reward: return a number from run(), or "
+                    "post one to /rl/set_reward"
+                )
+        metrics = {name: float(count) for name, count in session.counts.items()}
+        rows = as_trajectories(found) or []
+        return [
+            replace(row, metrics=metrics, truncated=row.truncated or session.is_truncated)
+            for row in rows
+        ]
+
+    def _extra(self, session: Session, engine: InferenceEngine) -> dict[str, Any]:
+        offered: dict[str, Callable[[], Any]] = {
+            "client": lambda: self._gateway.client(session),
+            "base_url": lambda: self._gateway.base_url(session),
+            "api_key": lambda: session.key,
+            "http_client": lambda: self._gateway.http_client,
+            "engine": lambda: engine,
+        }
+        return {
+            name: make()
+            for name, make in offered.items()
+            if self._wants is None or name in self._wants
+        }
+
+
+def is_agent(thing: object) -> bool:
+    """Tell whether `thing` has an async `run` that takes data."""
+    run = getattr(thing, "run", None)
+    if not inspect.iscoroutinefunction(run):
+        return False
+    try:
+        inspect.signature(run).bind_partial({})
+    except TypeError:
+        return False
+    return True

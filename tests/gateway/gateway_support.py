@@ -1,0 +1,77 @@
+"""A gateway over a scripted engine, and a word tokenizer whose ids tests can read."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from areal_agent.data.chat import ChatFormat
+from areal_agent.data.tokenizer import build_word_tokenizer
+from areal_agent.gateway.gateway import Gateway
+from areal_agent.gateway.session import Session
+from areal_agent.testing.fakes import FakeEngine, Reply
+from areal_agent.types import GenerationHyperparameters, ModelRequest
+
+CHATML = """\
+{%- if tools %}{{ '<|im_start|>system\\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}\
+{{ '<|im_end|>\\n' }}{% endif %}
+{%- for m in messages %}
+{{- '<|im_start|>' + m.role + '\\n' + m.content }}
+{%- for c in m.tool_calls or [] %}
+{{- '<tool_call>' + (c.function | tojson) + '</tool_call>' }}
+{%- endfor %}
+{{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+GCONFIG = GenerationHyperparameters(max_new_tokens=64, max_tokens=512)
+USER = {"role": "user", "content": "hi"}
+
+
+def make_chat(template: str = CHATML) -> ChatFormat:
+    tokenizer = build_word_tokenizer(["user", "assistant", "ab"], chat_template=template)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    return ChatFormat(tokenizer, "hermes")
+
+
+@dataclass
+class Stage:
+    """What a test plays on. `says` are the texts of the next replies, ended unless cut."""
+
+    chat: ChatFormat
+    gateway: Gateway
+    engine: FakeEngine
+    says: list[Any] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def session(self, *, trained: bool = True, **gconfig: Any) -> AsyncGenerator[Session]:
+        async with self.gateway.session(
+            self.engine, GCONFIG.new(**gconfig), trained=trained
+        ) as session:
+            yield session
+
+    def ids(self, text: str) -> list[int]:
+        return self.chat.tokenizer.encode(text, add_special_tokens=False)
+
+
+@asynccontextmanager
+async def stage(
+    *says: str | Reply | BaseException | Callable[[ModelRequest], Any],
+    template: str = CHATML,
+    **kwargs: Any,
+) -> AsyncGenerator[Stage]:
+    """A gateway whose engine says these things, one after the other, and then "ok"."""
+    chat = make_chat(template)
+    queue = list(says)
+
+    def script(request: ModelRequest) -> Any:
+        text = queue.pop(0) if queue else "ok"
+        if callable(text):
+            text = text(request)
+        if not isinstance(text, str):
+            return text
+        return Reply(chat.tokenizer.encode(text + "<|im_end|>", add_special_tokens=False))
+
+    engine = FakeEngine(script)
+    async with Gateway(chat, model="policy", **kwargs) as gateway:
+        yield Stage(chat, gateway, engine, queue)
