@@ -9,7 +9,7 @@ from areal_agent.config.algorithm import AlgorithmConfig, GrpoConfig
 from areal_agent.config.base import ConfigModel
 from areal_agent.config.checks import check_experiment
 from areal_agent.config.generation import GenerationHyperparameters
-from areal_agent.config.inference import RolloutConfig
+from areal_agent.config.inference import GatewayConfig, RolloutConfig
 from areal_agent.config.training import OptimizerConfig, TrainEngineConfig
 
 
@@ -110,6 +110,9 @@ class ExperimentConfig(ConfigModel):
 
     rollout: RolloutConfig = RolloutConfig()
     """How episodes run and how far they may be ahead of training."""
+
+    gateway: GatewayConfig = GatewayConfig()
+    """For agents that are no workflows: an OpenAI-compatible API in front of the policy."""
 
     actor: TrainEngineConfig = TrainEngineConfig()
     """The trained model's worker."""

@@ -70,3 +70,19 @@ class RolloutConfig(ConfigModel):
 
     server: ServerConfig = ServerConfig()
     """The embedded inference server."""
+
+
+class GatewayConfig(ConfigModel):
+    """Where agents that speak OpenAI's protocol find the policy, and how they are trained on."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Each episode has a random key of its own."""
+
+    port: int = Field(default=0, ge=0, le=65535)
+    """Port to listen on. 0 lets the system choose."""
+
+    turn_discount: float = Field(default=1.0, ge=0.0, le=1.0)
+    """What a later turn's reward counts for, per turn before it."""
+
+    export_style: Literal["concat", "individual"] = "concat"
+    """`concat` trains on turns that extend each other as one row, `individual` on a row each."""

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 import httpx
 from openai import AsyncOpenAI
@@ -105,9 +105,8 @@ class Gateway:
 
     def client(self, session: Session) -> AsyncOpenAI:
         """Return an OpenAI client of this process for one session."""
-        return AsyncOpenAI(
-            api_key=session.key, base_url=f"{_INSIDE}/v1", http_client=self.http_client
-        )
+        inside = cast("Any", self.http_client)  # openai 3 names httpx2 in its types, takes both
+        return AsyncOpenAI(api_key=session.key, base_url=f"{_INSIDE}/v1", http_client=inside)
 
     def base_url(self, session: Session) -> str:
         """Return the URL for clients of one session that can set no key."""

@@ -12,8 +12,10 @@ from areal_agent.config.load import LoadedConfig
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.dataset import Row, as_rows
 from areal_agent.errors import ConfigError, DataError
+from areal_agent.gateway.gateway import Gateway
 from areal_agent.models.load import BUILTIN_PREFIX, load_vocab_size, resolve_model
 from areal_agent.registry import resolve
+from areal_agent.rollout.adapters import Agent, AgentWorkflow, is_agent
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import GenerationHyperparameters
 
@@ -31,13 +33,25 @@ class Parts:
     train_rows: Sequence[Row]
     eval_rows: Sequence[Row]
     """Held-out problems; empty when there are none."""
+    gateway: Gateway
+    """For agents; open while the run is."""
     n_servers: int
     total_steps: int
     """Batches to train on."""
 
     def workflow(self, what: object, gconfig: GenerationHyperparameters) -> RolloutWorkflow:
         """Make a workflow that samples as `gconfig` says; see `make_workflow`."""
-        return make_workflow(what, chat=self.chat, gconfig=gconfig, base=self.base)
+        made = make_workflow(what, chat=self.chat, gconfig=gconfig, base=self.base)
+        if isinstance(made, RolloutWorkflow):
+            return made
+        config = self.config.gateway
+        return AgentWorkflow(
+            made,
+            self.gateway,
+            gconfig,
+            discount=config.turn_discount,
+            style=config.export_style,
+        )
 
 
 def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
@@ -63,6 +77,7 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
         vocab_size=load_vocab_size(model),
         train_rows=train_rows,
         eval_rows=eval_rows,
+        gateway=Gateway(chat, model=model.name, host=config.gateway.host, port=config.gateway.port),
         n_servers=rollout.parallel.world_size,
         total_steps=total_train_steps(config, len(train_rows)),
     )
@@ -108,14 +123,14 @@ def make_dataset(use: UseConfig, base: Path) -> Sequence[Row]:
 
 def make_workflow(
     what: object, *, chat: ChatFormat, gconfig: GenerationHyperparameters, base: Path
-) -> RolloutWorkflow:
-    """A workflow from an instance, a class, a name, or a settings section.
+) -> RolloutWorkflow | Agent:
+    """A workflow or an agent from an instance, a class, a name, or a settings section.
 
     A class gets those of ``chat``, ``tokenizer`` and ``gconfig`` that its ``__init__`` names. In
     `args`, strings under ``reward_fn`` and in ``tools`` are names of functions.
 
     Raises:
-        ConfigError: it cannot be found or made, or is no workflow.
+        ConfigError: it cannot be found or made, or is neither workflow nor agent.
     """
     args: dict[str, Any] = {}
     name = repr(what)
@@ -124,22 +139,31 @@ def make_workflow(
     if isinstance(what, str):
         name = what
         what = resolve(what, kind="workflows", base=base)
-    if isinstance(what, RolloutWorkflow):
+    if _is_ready(what):
         if args:
             raise ConfigError(f"the workflow {name} is an instance already and takes no args")
-        return what
+        return cast("RolloutWorkflow | Agent", what)
     if not callable(what):
-        raise ConfigError(f"expected a RolloutWorkflow, its class or its name, got {name}")
+        raise ConfigError(
+            f"expected a RolloutWorkflow or an agent with `async def run(self, data, ...)`, its "
+            f"class or its name, got {name}"
+        )
     offered = {"chat": chat, "tokenizer": chat.tokenizer, "gconfig": gconfig}
     named = _parameters(what)
     args = {key: value for key, value in offered.items() if key in named} | args
     made = _call(what, args, name)
-    if not isinstance(made, RolloutWorkflow):
+    if not _is_ready(made):
         raise ConfigError(
-            f"expected {name} to give a RolloutWorkflow, got {type(made).__name__}: subclass "
-            "areal_agent.RolloutWorkflow and write arun_episode(engine, data)"
+            f"expected {name} to give a RolloutWorkflow or an agent, got {type(made).__name__}: "
+            "subclass areal_agent.RolloutWorkflow and write arun_episode(engine, data), or write "
+            "a class with `async def run(self, data, client)`"
         )
     return made
+
+
+def _is_ready(what: object) -> bool:
+    """Tell whether `what` is a workflow or an agent, and not the class of one."""
+    return not isinstance(what, type) and (isinstance(what, RolloutWorkflow) or is_agent(what))
 
 
 def _resolved_args(args: Mapping[str, Any], base: Path) -> dict[str, Any]:
