@@ -1,0 +1,38 @@
+"""Each agent of ``examples/agents`` trains two steps, unchanged, on tokens that it really got."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+AGENTS = Path(__file__).parents[2] / "examples" / "agents"
+COMMAND = Path(sys.executable).with_name("areal-agent")
+SMALL = [
+    "total_train_steps=2",
+    "rollout.consumer_batch_size=4",
+    "rollout.max_concurrent_rollouts=32",
+    "valid_dataset.args.n=16",
+    "sample_dialogues=1",
+]
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.mark.parametrize("name", sorted(path.parent.name for path in AGENTS.glob("*/config.yaml")))
+def test_an_agent_trains(name: str, tmp_path: Path) -> None:
+    argv = [COMMAND, "train", AGENTS / name / "config.yaml", f"fileroot={tmp_path}", *SMALL]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    [folder] = tmp_path.glob("*/trial")
+    steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    trained = [step for step in steps if "rollout/reward" in step]
+    assert len(trained) == 2
+    for step in trained:
+        assert step["outcome/ok"] == 32
+        assert step["rollout/prefix_hits"] > 0
+        assert not any(name.startswith("rollout/breaks") for name in step)
+        assert step.get("mismatch/current_abs_max", 0.0) < 1e-3
