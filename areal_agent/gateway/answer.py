@@ -1,6 +1,7 @@
 """One answer over one connection: written when it is there, and noted when it was received."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -27,6 +28,35 @@ class Writer(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a protocol puts errors and events on the wire."""
+
+    error: Callable[[ApiError], dict[str, Any]]
+    """The body of an error."""
+    events_are_named: bool
+    """Events have a ``type``, which is sent before them as well; an error is an event too."""
+    done: bytes
+    """Sent after the last event."""
+
+    def event(self, event: Any) -> bytes:
+        """One server-sent event."""
+        name = b"event: " + event["type"].encode() + b"\n" if self.events_are_named else b""
+        return name + b"data: " + orjson.dumps(event) + b"\n\n"
+
+    def failed(self, error: ApiError) -> bytes:
+        """The event that ends a stream which cannot go on."""
+        body = self.error(error)
+        return self.event({"type": "error", **body} if self.events_are_named else body)
+
+
+CHUNKS = Wire(lambda error: error.body, events_are_named=False, done=b"data: [DONE]\n\n")
+"""OpenAI's completions."""
+
+EVENTS = Wire(lambda error: error.body, events_are_named=True, done=b"")
+"""OpenAI's responses."""
+
+
 class ClientGone(Exception):
     """The client closed the connection before it had all of the answer."""
 
@@ -35,9 +65,16 @@ class Answer(Response):
     """Waits for an exchange and writes it; the exchange is delivered when all was sent."""
 
     def __init__(
-        self, session: Session, exchange: Exchange, writer: Writer, *, stream: bool
+        self,
+        session: Session,
+        exchange: Exchange,
+        writer: Writer,
+        *,
+        stream: bool,
+        wire: Wire = CHUNKS,
     ) -> None:
         super().__init__()
+        self._wire = wire
         self._session = session
         self._exchange = exchange
         self._writer = writer
@@ -60,7 +97,7 @@ class Answer(Response):
         try:
             body = orjson.dumps(self._writer.whole(await self._exchange.result()))
         except (ApiError, InferenceError) as error:
-            await error_response(told(error))(scope, receive, send)
+            await self._error(error)(scope, receive, send)
             return
         await Response(body, media_type="application/json")(scope, receive, send)
         self._exchange.deliver()
@@ -70,23 +107,27 @@ class Answer(Response):
             await send({"type": "http.response.body", "body": data, "more_body": more})
 
         async def emit(event: Any) -> None:
-            await write(b"data: " + orjson.dumps(event) + b"\n\n")
+            await write(self._wire.event(event))
 
         try:
             await self._exchange.started()
         except (ApiError, InferenceError) as error:
-            await error_response(told(error))(scope, receive, send)
+            await self._error(error)(scope, receive, send)
             return
         await send(_EVENTS_START)
         try:
             await self._writer.stream(emit)
         except (ApiError, InferenceError) as error:
-            await emit(told(error).body)
+            await write(self._wire.failed(told(error)))
             await write(b"", more=False)
             return
-        await write(b"data: [DONE]\n\n")
+        await write(self._wire.done)
         await write(b"", more=False)
         self._exchange.deliver()
+
+    def _error(self, error: ApiError | InferenceError) -> Response:
+        known = told(error)
+        return error_response(known, self._wire.error(known))
 
 
 _EVENTS_START: Message = {

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,8 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from areal_agent.errors import RewardError
-from areal_agent.gateway.answer import Answer
-from areal_agent.gateway.chat import PREFIX, ChatAnswer, read_chat
+from areal_agent.gateway import chat
+from areal_agent.gateway.answer import CHUNKS, Answer, Wire, Writer
+from areal_agent.gateway.chat import ChatAnswer, read_chat
+from areal_agent.gateway.exchange import Call, Exchange
 from areal_agent.gateway.rewards import as_reward
 from areal_agent.gateway.session import Session, SessionSealed
 from areal_agent.gateway.sessions import Sessions
@@ -20,6 +22,8 @@ from areal_agent.net.api_error import ApiError, error_response, json_response
 from areal_agent.net.body import Body
 
 Endpoint = Callable[[Request, Session], Awaitable[Response]]
+Options = TypeVar("Options")
+"""How a dialect's answers are written."""
 
 
 def make_app(sessions: Sessions, *, model: str) -> Starlette:
@@ -30,7 +34,7 @@ def make_app(sessions: Sessions, *, model: str) -> Starlette:
         model: the policy's name; clients may send any.
     """
     endpoints: list[tuple[str, Endpoint, str]] = [
-        ("/v1/chat/completions", chat_completions, "POST"),
+        ("/v1/chat/completions", _dialect(read_chat, ChatAnswer, chat.PREFIX, CHUNKS), "POST"),
         ("/v1/models", models, "GET"),
         ("/rl/set_reward", set_reward, "POST"),
     ]
@@ -69,16 +73,31 @@ def _key(request: Request) -> str:
     return request.headers.get("x-api-key", "")
 
 
-async def chat_completions(request: Request, session: Session) -> Response:
-    """`POST /v1/chat/completions`."""
-    body = await Body.read(request)
-    if session.is_sealed:
-        raise SessionSealed
-    call, options = read_chat(
-        body, session, model=request.app.state.model, is_retry=_is_retry(request)
-    )
-    exchange = session.begin(call, prefix=PREFIX)
-    return Answer(session, exchange, ChatAnswer(session, exchange, options), stream=options.stream)
+def _dialect(
+    read: Callable[[Body, Session, str, bool], tuple[Call, Options]],
+    writer: Callable[[Session, Exchange, Options], Writer],
+    prefix: str,
+    wire: Wire,
+) -> Endpoint:
+    """A route where the policy is called.
+
+    Args:
+        read: reads a request, given the policy's name and whether it was sent before.
+        writer: writes the answer.
+        prefix: the answer's id starts so.
+        wire: how errors and events are written.
+    """
+
+    async def endpoint(request: Request, session: Session) -> Response:
+        body = await Body.read(request)
+        if session.is_sealed:
+            raise SessionSealed
+        call, options = read(body, session, request.app.state.model, _is_retry(request))
+        exchange = session.begin(call, prefix=prefix)
+        answer = writer(session, exchange, options)
+        return Answer(session, exchange, answer, stream=call.stream, wire=wire)
+
+    return endpoint
 
 
 async def models(request: Request, session: Session) -> Response:

@@ -1,17 +1,15 @@
 """The chat completions dialect: requests to calls, replies to answers, plain and streamed."""
 
-import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import orjson
 
 from areal_agent.aio import task_group
 from areal_agent.gateway.exchange import Call, Exchange
 from areal_agent.gateway.messages import read_messages, read_tools
 from areal_agent.gateway.reply import Reply, ReplyText
-from areal_agent.gateway.sampling import read_sampling
+from areal_agent.gateway.requests import digest, take_notes, wants_tools
+from areal_agent.gateway.sampling import MAX_CHOICES, read_sampling
 from areal_agent.gateway.session import Session
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body
@@ -19,10 +17,7 @@ from areal_agent.net.body import Body
 Emit = Callable[[Any], Awaitable[None]]
 """Sends one server-sent event."""
 
-PREFIX = "chatcmpl"
-
-_NOTES = ("user", "metadata", "store", "safety_identifier", "prompt_cache_key")
-"""Facts about a request that change nothing about its answer."""
+PREFIX = "chatcmpl-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,50 +25,44 @@ class ChatOptions:
     """How an answer is written."""
 
     model: str
-    stream: bool
     include_usage: bool
     logprobs: bool
 
 
-def read_chat(
-    body: Body, session: Session, *, model: str, is_retry: bool
-) -> tuple[Call, ChatOptions]:
+def read_chat(body: Body, session: Session, model: str, is_retry: bool) -> tuple[Call, ChatOptions]:
     """Read a request.
+
+    Args:
+        body: the request.
+        session: what it belongs to.
+        model: the policy's name.
+        is_retry: the client says that it sent this before.
 
     Raises:
         ApiError: 400, naming the parameter that cannot be honoured.
     """
-    digest = hashlib.blake2b(orjson.dumps(body.fields, option=orjson.OPT_SORT_KEYS)).digest()
-    body.string("model")
-    for name in _NOTES:
-        body.take(name)
+    key = digest(body, PREFIX)
+    take_notes(body)
     tools = read_tools(body.take("tools"))
-    choice = body.take("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise ApiError(
-            f"tool_choice: expected 'auto' or 'none', got {choice!r:.80}: the policy cannot be "
-            "forced to call",
-            param="tool_choice",
-            code="invalid_value",
-        )
+    may_call = wants_tools(body.take("tool_choice", "auto"))
     stream = body.boolean("stream")
     options = ChatOptions(
         model=model,
-        stream=stream,
         include_usage=_include_usage(body, stream),
         logprobs=body.boolean("logprobs"),
     )
     body.integer("top_logprobs", 0, 0, 0)
     call = Call(
         messages=read_messages(body.take("messages")),
-        tools=tools if choice == "auto" else None,
+        tools=tools if may_call else None,
         gconfig=read_sampling(
             body,
             session.gconfig,
             trained=session.trained,
             max_tokens=("max_tokens", "max_completion_tokens"),
+            max_choices=MAX_CHOICES,
         ),
-        digest=digest,
+        digest=key,
         stream=stream,
         is_retry=is_retry,
     )
@@ -166,7 +155,7 @@ class ChatAnswer:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
         if self._options.logprobs:
-            texts = [self._session.chat.decode([token]) for token in ids]
+            texts = [self._session.chat.token_text(token) for token in ids]
             choice["logprobs"] = {
                 "content": [
                     {"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []}
@@ -177,8 +166,7 @@ class ChatAnswer:
         return choice
 
     def _usage(self) -> dict[str, int]:
-        prompt = len(self._exchange.plan.prompt_ids)
-        sampled = sum(len(turn.response.output_tokens) for turn in self._exchange.turns)
+        prompt, sampled = self._exchange.n_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": sampled,

@@ -28,6 +28,8 @@ class Call:
     """Tokens are wanted as they come."""
     is_retry: bool = False
     """The client says that it sent this before."""
+    kept: Sequence[Message] | None = None
+    """What a later call that names this one goes on from, with the reply; None: none may."""
 
 
 class Exchange:
@@ -37,7 +39,7 @@ class Exchange:
     """
 
     def __init__(self, call: Call, plan: Plan, *, prefix: str) -> None:
-        self.id = f"{prefix}-{uuid.uuid4().hex}"
+        self.id = f"{prefix}{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.call = call
         self.plan = plan
@@ -54,6 +56,11 @@ class Exchange:
     def is_over(self) -> bool:
         """Whether it ended, well or not."""
         return self._over.is_set()
+
+    @property
+    def n_tokens(self) -> tuple[int, int]:
+        """Tokens of the prompt, and those sampled, over all choices."""
+        return len(self.plan.prompt_ids), sum(len(t.response.output_tokens) for t in self.turns)
 
     def turn_id(self, choice: int) -> str:
         """Name of the turn that is one of the choices: the answer's own id when there is one."""

@@ -36,7 +36,15 @@ def read_messages(value: object, *, param: str = "messages") -> list[Message]:
             f"{param}: expected a list of at least one message, got {value!r:.80}", param=param
         )
     given = cast("list[object]", value)
-    plain = [_message(message, f"{param}[{i}]") for i, message in enumerate(given)]
+    return clean([_message(message, f"{param}[{i}]") for i, message in enumerate(given)], param)
+
+
+def clean(plain: Sequence[Message], param: str) -> list[Message]:
+    """Return messages without null fields, and with arguments of calls as objects.
+
+    Raises:
+        ApiError: 400, something in them is malformed.
+    """
     try:
         return clean_messages(plain)
     except DataError as error:
@@ -85,32 +93,42 @@ def _message(message: object, name: str) -> dict[str, Any]:
                     param=f"{name}.{key}",
                 )
     fields["role"] = "system" if role == "developer" else role
-    fields["content"] = _text(fields.get("content", ""), f"{name}.content")
+    fields["content"] = read_text(fields.get("content", ""), f"{name}.content")
     return fields
 
 
-def _text(content: object, name: str) -> str:
+def read_text(content: object, name: str) -> str:
+    """Return the text of a content, which is text or a list of text parts.
+
+    Raises:
+        ApiError: 400, naming the part that is no text.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ApiError(
             f"{name}: expected text or a list of text parts, got {content!r:.80}", param=name
         )
-    texts: list[str] = []
-    for i, part in enumerate(cast("list[object]", content)):
-        fields: Mapping[str, Any] = (
-            cast("Mapping[str, Any]", part) if isinstance(part, Mapping) else {}
+    parts = cast("list[object]", content)
+    return "".join(read_part(part, f"{name}[{i}]") for i, part in enumerate(parts))
+
+
+def read_part(part: object, name: str) -> str:
+    """Return the text of one part of a content.
+
+    Raises:
+        ApiError: 400, it is no text.
+    """
+    fields = cast("Mapping[str, Any]", part) if isinstance(part, Mapping) else {}
+    kind, text = fields.get("type"), fields.get("text")
+    if kind not in _TEXT_PARTS or not isinstance(text, str):
+        raise ApiError(
+            f"{name}: expected a part of type 'text', got {kind or part!r:.80}: this model reads "
+            "text only",
+            param=f"{name}.type",
+            code="unsupported_content",
         )
-        kind, text = fields.get("type"), fields.get("text")
-        if kind not in _TEXT_PARTS or not isinstance(text, str):
-            raise ApiError(
-                f"{name}[{i}]: expected a part of type 'text', got {kind or part!r:.80}: this "
-                "model reads text only",
-                param=f"{name}[{i}].type",
-                code="unsupported_content",
-            )
-        texts.append(text)
-    return "".join(texts)
+    return text
 
 
 def chain_keys(messages: Sequence[Message], tools: Tools) -> list[bytes]:

@@ -17,6 +17,8 @@ class Reply:
     message: Message
     """`content` is text, also when it is empty."""
     finish_reason: StopReason
+    stop_string: str | None = None
+    """The stop string that it ended at."""
 
 
 class ReplyText:
@@ -28,7 +30,15 @@ class ReplyText:
 
         ends = frozenset() if gconfig.ignore_eos else chat.eos_token_ids
         self._ends = ends | frozenset(gconfig.stop_token_ids)
+        self._decode = decode
+        self._stop = gconfig.stop
         self._matcher = StopMatcher(decode, gconfig.stop)
+
+    def whole(self, ids: Sequence[int]) -> str:
+        """Return the text of a reply that is all there; to be called once, instead of `push`."""
+        if not self._stop:
+            return self._decode([token for token in ids if token not in self._ends])
+        return self.push(ids) + self.rest()
 
     def push(self, ids: Sequence[int]) -> str:
         """Add tokens; return the text that became certain."""
@@ -42,9 +52,9 @@ class ReplyText:
         return self._matcher.take_rest()
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string was met."""
-        return self._matcher.matched is not None
+    def stop_string(self) -> str | None:
+        """The stop string that was met."""
+        return self._matcher.matched
 
 
 def read_reply(
@@ -60,9 +70,10 @@ def read_reply(
     malformed call is text.
     """
     text = ReplyText(chat, gconfig)
-    content = text.push(response.output_tokens) + text.rest()
-    if with_calls and not text.stopped and response.stop_reason == "stop":
+    content = text.whole(response.output_tokens)
+    if with_calls and text.stop_string is None and response.stop_reason == "stop":
         parsed: dict[str, Any] = chat.parse_reply(response.output_tokens)
         if "tool_calls" in parsed:
             return Reply(parsed, "tool_calls")
-    return Reply({"role": "assistant", "content": content}, response.stop_reason)
+    message: Message = {"role": "assistant", "content": content}
+    return Reply(message, response.stop_reason, text.stop_string)

@@ -9,7 +9,13 @@ MAX_CHOICES = 128
 
 
 def read_sampling(
-    body: Body, base: GenerationHyperparameters, *, trained: bool, max_tokens: tuple[str, ...]
+    body: Body,
+    base: GenerationHyperparameters,
+    *,
+    trained: bool,
+    max_tokens: tuple[str, ...],
+    stop: str = "stop",
+    max_choices: int = 1,
 ) -> GenerationHyperparameters:
     """Return what a request is sampled with: its own parameters over those of the run.
 
@@ -19,6 +25,8 @@ def read_sampling(
         trained: the reply may be trained on. Then the temperature must be the run's: logprobs are
             those of the sampling temperature, and a batch has one.
         max_tokens: the names under which this dialect bounds the reply, at most one of them given.
+        stop: this dialect's name of the stop strings.
+        max_choices: most replies that this dialect can write.
 
     Raises:
         ApiError: 400, naming the parameter.
@@ -39,12 +47,12 @@ def read_sampling(
         "min_new_tokens": body.integer("min_tokens", base.min_new_tokens, 0),
         "max_new_tokens": _max_tokens(body, base.max_new_tokens, max_tokens),
         "ignore_eos": body.boolean("ignore_eos", base.ignore_eos),
-        "n_samples": body.integer("n", 1, 1, MAX_CHOICES),
+        "n_samples": body.integer("n", 1, 1, max_choices),
     }
     if temperature > 0:
         changes["temperature"] = temperature
-    if body.has("stop"):
-        changes["stop"] = body.strings("stop")
+    if body.has(stop):
+        changes["stop"] = body.strings(stop)
     if body.has("stop_token_ids"):
         changes["stop_token_ids"] = tuple(body.take("stop_token_ids"))
     if body.has("seed"):

@@ -76,6 +76,7 @@ class Session:
         self._group = group
         self._abandoned_seconds = abandoned_seconds
         self._exchanges: dict[bytes, Exchange] = {}
+        self._by_id: dict[str, Exchange] = {}
         self._tasks: dict[Exchange, asyncio.Task[None]] = {}
         self._rids: dict[Turn, str] = {}
         self._failed: dict[bytes, InferenceError] = {}
@@ -106,10 +107,16 @@ class Session:
             return before
         exchange = Exchange(call, self._plan(call), prefix=prefix)
         self._exchanges[call.digest] = exchange
+        if call.kept is not None:
+            self._by_id[exchange.id] = exchange
         task = self._group.create_task(self._sample(exchange))
         self._tasks[exchange] = task
         task.add_done_callback(lambda _: self._tasks.pop(exchange, None))
         return exchange
+
+    def kept(self, name: str) -> Exchange | None:
+        """Return the exchange with this id, if calls may go on from it."""
+        return self._by_id.get(name)
 
     def set_reward(self, reward: float, name: str | None) -> str:
         """Give a turn its reward, the last one without a name; return its name.
@@ -149,6 +156,7 @@ class Session:
         if tasks:
             await asyncio.wait([task for _, task in tasks])
         self._exchanges.clear()
+        self._by_id.clear()
 
     def _drop(self, exchange: Exchange) -> None:
         task = self._tasks.get(exchange)

@@ -28,7 +28,7 @@ def json_response(body: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 
-def error_response(error: ApiError) -> Response:
-    """Answer with an error."""
+def error_response(error: ApiError, body: Any = None) -> Response:
+    """Answer with an error; `body` says it in the shape of another protocol than OpenAI's."""
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
-    return Response(orjson.dumps(error.body), error.status, headers, "application/json")
+    return Response(orjson.dumps(body or error.body), error.status, headers, "application/json")
