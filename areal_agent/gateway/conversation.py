@@ -54,7 +54,8 @@ class Conversation:
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
         self._by_key: dict[bytes, list[Turn]] = {}
-        self._replies: dict[bytes, Turn] = {}
+        self._heard: set[bytes] = set()
+        """Keys of the same dialogues without their tools."""
         self.turns: list[Turn] = []
         """In the order in which they were finished."""
         self.counts: Counter[str] = Counter()
@@ -71,6 +72,7 @@ class Conversation:
             if messages[n - 1]["role"] != "assistant" or keys[n] not in self._by_key:
                 continue
             parent = self._same_calls(self._by_key[keys[n]], messages[n - 1])
+            parent.delivered = True  # or the client could not send it back
             try:
                 return Plan(self._extended(parent, messages[n:], tools), parent)
             except DataError:
@@ -82,7 +84,7 @@ class Conversation:
         reply = clean_messages([turn.reply])  # as it will look when the client sends it back
         key = chain_keys([*turn.messages, *reply], turn.tools)[-1]
         self._by_key.setdefault(key, []).append(turn)
-        self._replies[chain_keys(reply, None)[-1]] = turn
+        self._heard.add(chain_keys([*turn.messages, *reply], None)[-1])
         self.turns.append(turn)
         self.counts["turns"] += 1
         if turn.parent is not None:
@@ -103,20 +105,14 @@ class Conversation:
 
     def _why_not(self, messages: Sequence[Message]) -> Break | None:
         """Tell a later turn that lost its history from a dialogue that starts."""
-        if not self.turns:
+        if not self.turns or all(message["role"] != "assistant" for message in messages):
             return None
-        spoken = [message for message in messages if message["role"] == "assistant"]
-        if not spoken:
-            return None
-        last = self._replies.get(chain_keys([spoken[-1]], None)[-1])
-        if last is not None:
-            n = len(last.messages)
-            if chain_keys(messages[:n], None) == chain_keys(last.messages, None):
-                return "tools"
-        return "history"
+        keys = chain_keys(messages, None)[1:-1]
+        return "history" if self._heard.isdisjoint(keys) else "tools"
 
     @staticmethod
     def _same_calls(turns: list[Turn], reply: Message) -> Turn:
-        """The newest turn whose calls have the ids that the client sends back, or the newest."""
+        """Of turns that said the same: one whose calls have the ids that the client sends back,
+        rather one that it received, rather a newer one."""
         ids = call_ids(reply)
-        return next((t for t in reversed(turns) if call_ids(t.reply) == ids), turns[-1])
+        return max(reversed(turns), key=lambda t: (call_ids(t.reply) == ids, t.delivered))
