@@ -57,6 +57,8 @@ class ChatFormat:
         # The members of a group ask the same, one after the other.
         self._encoded = lru_cache(maxsize=1024)(self._encode_once)
         self._rendered = lru_cache(maxsize=512)(self._render_json)
+        self.token_text = lru_cache(maxsize=None)(self._token_text)
+        """Text of one token by itself; kept for each, so never more than the vocabulary has."""
         named = tool_parser or cast("str | None", tokenizer.init_kwargs.get("tool_parser"))
         self._parse = get_tool_parser(named) if named else ParsedReply
         # Handing tools to a template that does not show them costs as much as rendering.
@@ -183,6 +185,9 @@ class ChatFormat:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
         return cast("str", self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def _token_text(self, token: int) -> str:
+        return self.decode([token])
 
     def _after_reply(self, history: list[Message], new: list[Message], tools: Tools) -> str:
         """What the template writes after the text of a reply that is followed by `new`."""
