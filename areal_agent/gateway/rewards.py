@@ -21,6 +21,9 @@ RewardValue = float | Mapping[str, float] | Sequence[float] | None
 """What an agent may return: one reward for the episode, one for each turn by id, one for each turn
 in order, or nothing (rewards were set on the way)."""
 
+_TEXT = (str, bytes, bytearray, memoryview)
+"""`float` would read these."""
+
 
 def as_reward(value: object) -> float:
     """Return a reward as a float: any finite number, a bool, a numpy or torch scalar.
@@ -28,13 +31,11 @@ def as_reward(value: object) -> float:
     Raises:
         RewardError: it is none.
     """
+    scalar = getattr(value, "item", None)  # of numpy and torch
     try:
-        number = (
-            math.nan
-            if value is None or isinstance(value, str | bytes)
-            else float(cast("Any", value))
-        )
-    except (TypeError, ValueError, RuntimeError):
+        plain: Any = scalar() if callable(scalar) else value
+        number = math.nan if plain is None or isinstance(plain, _TEXT) else float(plain)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         number = math.nan
     if not abs(number) < LARGEST_REWARD:
         raise RewardError(f"expected a finite number as reward, got {value!r:.80}")
@@ -47,10 +48,12 @@ def assign(turns: Sequence[Turn], value: object) -> None:
     One number is the episode's: every turn that nobody went on from gets it.
 
     Raises:
-        RewardError: a value is no finite number, or names a turn that there is not.
+        RewardError: a value is no finite number, or names a turn that there is not. Then no turn
+            has changed.
     """
     if value is None:
         return
+    given: list[tuple[Turn, object]] = []
     if isinstance(value, Mapping):
         by_id = {turn.id: turn for turn in turns}
         for name, one in cast("Mapping[object, object]", value).items():
@@ -58,19 +61,19 @@ def assign(turns: Sequence[Turn], value: object) -> None:
                 raise RewardError(
                     f"a reward is for interaction {name!r}, expected one of {list(by_id)}"
                 )
-            by_id[cast("str", name)].reward = as_reward(one)
-    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+            given.append((by_id[cast("str", name)], one))
+    elif isinstance(value, Sequence) and not isinstance(value, _TEXT):
         rewards = cast("Sequence[object]", value)
         if len(rewards) != len(turns):
             raise RewardError(
                 f"expected one reward for each of {len(turns)} turns, got {len(rewards)}"
             )
-        for turn, one in zip(turns, rewards, strict=True):
-            turn.reward = as_reward(one)
+        given = list(zip(turns, rewards, strict=True))
     else:
-        number = as_reward(value)
-        for turn in ends(turns):
-            turn.reward = number
+        given = [(turn, value) for turn in ends(turns)]
+    checked = [(turn, as_reward(one)) for turn, one in given]
+    for turn, reward in checked:
+        turn.reward = reward
 
 
 def ends(turns: Sequence[Turn]) -> list[Turn]:

@@ -25,10 +25,7 @@ def rows_of(session: Session, reward: object = 1.0) -> list[Trajectory]:
 def sampled(rows: Sequence[Trajectory]) -> list[int]:
     """Ids on the mask, row after row."""
     return [
-        token
-        for row in rows
-        for token, on in zip(row.input_ids, row.loss_mask, strict=True)
-        if on
+        token for row in rows for token, on in zip(row.input_ids, row.loss_mask, strict=True) if on
     ]
 
 
@@ -41,9 +38,7 @@ def spans(row: Trajectory) -> list[tuple[int, int]]:
 
 def check_rows(playing: Stage, rows: Sequence[Trajectory], turns: Sequence[Turn]) -> None:
     """Every sampled token once, after the very prompt that the engine got."""
-    left = {
-        (tuple(t.response.input_tokens), tuple(t.response.output_tokens), t.id) for t in turns
-    }
+    left = {(tuple(t.response.input_tokens), tuple(t.response.output_tokens), t.id) for t in turns}
     prompts = [tuple(request.input_ids) for request in playing.engine.requests]
     for row in rows:
         for start, end in spans(row):
@@ -134,7 +129,9 @@ async def test_a_template_that_rewrites_history_starts_a_new_row() -> None:
             ]
             assert session.counts["breaks/template"] == 1
         text = playing.chat.decode(playing.engine.requests[1].input_ids)
-        assert text.startswith("2<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\na<|im_end|>")
+        assert text.startswith(
+            "2<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\na<|im_end|>"
+        )
 
 
 @pytest.mark.parametrize(
