@@ -11,10 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from areal_agent.errors import RewardError
-from areal_agent.gateway import chat
-from areal_agent.gateway.answer import CHUNKS, Answer, Wire, Writer
+from areal_agent.gateway import chat, responses
+from areal_agent.gateway.answer import CHUNKS, EVENTS, Answer, Wire, Writer
 from areal_agent.gateway.chat import ChatAnswer, read_chat
 from areal_agent.gateway.exchange import Call, Exchange
+from areal_agent.gateway.responses import read_response
+from areal_agent.gateway.responses_events import ResponseAnswer
 from areal_agent.gateway.rewards import as_reward
 from areal_agent.gateway.session import Session, SessionSealed
 from areal_agent.gateway.sessions import Sessions
@@ -35,6 +37,11 @@ def make_app(sessions: Sessions, *, model: str) -> Starlette:
     """
     endpoints: list[tuple[str, Endpoint, str]] = [
         ("/v1/chat/completions", _dialect(read_chat, ChatAnswer, chat.PREFIX, CHUNKS), "POST"),
+        (
+            "/v1/responses",
+            _dialect(read_response, ResponseAnswer, responses.PREFIX, EVENTS),
+            "POST",
+        ),
         ("/v1/models", models, "GET"),
         ("/rl/set_reward", set_reward, "POST"),
     ]
