@@ -25,7 +25,8 @@ def read_settings(example: Example) -> None:
 
 @pytest.fixture
 def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let a block write files without leaving any."""
+    """Let a block write files without leaving any; the examples are where they are in a clone."""
+    (tmp_path / "examples").symlink_to(Path(__file__).parent / "examples")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
