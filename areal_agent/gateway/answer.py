@@ -90,7 +90,7 @@ class Answer(Response):
                 else:
                     await self._write_whole(scope, receive, send)
                 watcher.cancel()
-        except ClientGone:
+        except (ClientGone, OSError):
             self._session.left(self._exchange)
 
     async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -100,7 +100,7 @@ class Answer(Response):
             await self._error(error)(scope, receive, send)
             return
         await Response(body, media_type="application/json")(scope, receive, send)
-        self._exchange.deliver()
+        self._session.deliver(self._exchange)
 
     async def _write_events(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def write(data: bytes, more: bool = True) -> None:
@@ -121,9 +121,9 @@ class Answer(Response):
             await write(self._wire.failed(told(error)))
             await write(b"", more=False)
             return
+        self._session.deliver(self._exchange)  # some clients read no further
         await write(self._wire.done)
         await write(b"", more=False)
-        self._exchange.deliver()
 
     def _error(self, error: ApiError | InferenceError) -> Response:
         known = told(error)

@@ -112,7 +112,6 @@ class Conversation:
 
     @staticmethod
     def _same_calls(turns: list[Turn], reply: Message) -> Turn:
-        """Of turns that said the same: one whose calls have the ids that the client sends back,
-        rather one that it received, rather a newer one."""
+        """Of turns that said the same, the newest that the client received, by the ids of calls."""
         ids = call_ids(reply)
         return max(reversed(turns), key=lambda t: (call_ids(t.reply) == ids, t.delivered))

@@ -75,9 +75,10 @@ class Session:
         self._engine = engine
         self._group = group
         self._abandoned_seconds = abandoned_seconds
-        self._exchanges: dict[bytes, Exchange] = {}
+        self._exchanges: dict[bytes, list[Exchange]] = {}
         self._by_id: dict[str, Exchange] = {}
         self._tasks: dict[Exchange, asyncio.Task[None]] = {}
+        self._drops: dict[Exchange, asyncio.TimerHandle] = {}
         self._rids: dict[Turn, str] = {}
         self._failed: dict[bytes, InferenceError] = {}
         self._counts: Counter[str] = Counter()
@@ -101,18 +102,26 @@ class Session:
         """
         if self.is_sealed:
             raise SessionSealed
-        before = self._exchanges.get(call.digest) if call.is_retry else None
-        if before is not None and before.error is None:
+        same = [e for e in self._exchanges.get(call.digest, ()) if e.error is None]
+        if call.is_retry and same:
+            # Rather what nobody has had and nobody waits for: equal calls may be under way.
+            before = max(reversed(same), key=lambda e: (not e.delivered, e.readers == 0))
             self._counts["replays" if before.is_over else "joins"] += 1
+            self._keep(before)
             return before
         exchange = Exchange(call, self._plan(call), prefix=prefix)
-        self._exchanges[call.digest] = exchange
+        self._exchanges[call.digest] = [*same, exchange]
         if call.kept is not None:
             self._by_id[exchange.id] = exchange
         task = self._group.create_task(self._sample(exchange))
         self._tasks[exchange] = task
-        task.add_done_callback(lambda _: self._tasks.pop(exchange, None))
+        task.add_done_callback(lambda _: self._ended(exchange))
         return exchange
+
+    def deliver(self, exchange: Exchange) -> None:
+        """A client has all of the answer. After the end of the episode that counts no more."""
+        if not self.is_sealed:
+            exchange.deliver()
 
     def kept(self, name: str) -> Exchange | None:
         """Return the exchange with this id, if calls may go on from it."""
@@ -141,7 +150,9 @@ class Session:
     def left(self, exchange: Exchange) -> None:
         """A client has gone before it had all; the call goes on for a while, for its retry."""
         if exchange.readers == 0 and not exchange.is_over:
-            asyncio.get_running_loop().call_later(self._abandoned_seconds, self._drop, exchange)
+            self._keep(exchange)
+            loop = asyncio.get_running_loop()
+            self._drops[exchange] = loop.call_later(self._abandoned_seconds, self._drop, exchange)
 
     async def seal(self) -> None:
         """End it: calls in flight are cancelled, later ones refused.
@@ -157,6 +168,16 @@ class Session:
             await asyncio.wait([task for _, task in tasks])
         self._exchanges.clear()
         self._by_id.clear()
+
+    def _ended(self, exchange: Exchange) -> None:
+        self._tasks.pop(exchange, None)
+        self._keep(exchange)
+
+    def _keep(self, exchange: Exchange) -> None:
+        """Do not drop it for those who have left until now."""
+        timer = self._drops.pop(exchange, None)
+        if timer is not None:
+            timer.cancel()
 
     def _drop(self, exchange: Exchange) -> None:
         task = self._tasks.get(exchange)
@@ -191,7 +212,10 @@ class Session:
             exchange.fail(error)
         except Exception as error:
             logger.exception("a call of a session failed")
-            exchange.fail(error)
+            self._failed[exchange.call.digest] = failure = InferenceError(
+                f"a call could not be answered: {type(error).__name__}: {error}"
+            )
+            exchange.fail(failure)
         else:
             self._failed.pop(exchange.call.digest, None)
             turns = [turn for turn, _ in found]

@@ -10,6 +10,8 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Message
 
+from areal_agent.aio import collect
+
 
 class ASGIStreamTransport(httpx.AsyncBaseTransport):
     """Sends requests to `app`, each in a task of `group`; closing a response ends its request."""
@@ -17,18 +19,30 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
     def __init__(self, app: ASGIApp, group: asyncio.TaskGroup) -> None:
         self._app = app
         self._group = group
+        self._open: set[_Exchange] = set()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return once the head of the answer is there."""
+        """Return once the head of the answer is there.
+
+        Raises:
+            httpx.ReadTimeout: it took longer than the request's read timeout.
+        """
         body = await request.aread()
-        exchange = _Exchange(self._app, _scope(request), body)
+        seconds = request.extensions.get("timeout", {}).get("read")
+        exchange = _Exchange(self._app, _scope(request), body, seconds)
         exchange.task = self._group.create_task(exchange.run())
+        self._open.add(exchange)
+        exchange.task.add_done_callback(lambda _: self._open.discard(exchange))
         try:
             status, headers = await exchange.head()
         except BaseException:
             await exchange.aclose()
             raise
         return httpx.Response(status, headers=headers, stream=_Stream(exchange))
+
+    async def aclose(self) -> None:
+        """End what clients have left open."""
+        await collect(exchange.aclose() for exchange in list(self._open))
 
 
 def _scope(request: httpx.Request) -> dict[str, Any]:
@@ -49,13 +63,21 @@ def _scope(request: httpx.Request) -> dict[str, Any]:
 
 
 class _Exchange:
-    """One request inside the app."""
+    """One request inside the app.
 
-    def __init__(self, app: ASGIApp, scope: dict[str, Any], body: bytes) -> None:
+    The app goes on when the client has taken what it sent: what an early close leaves behind was
+    not received.
+    """
+
+    def __init__(
+        self, app: ASGIApp, scope: dict[str, Any], body: bytes, read_seconds: float | None
+    ) -> None:
         self._app = app
         self._scope = scope
         self._body: bytes | None = body
         self._sent: asyncio.Queue[Message | Exception | None] = asyncio.Queue()
+        self._read_seconds = read_seconds
+        self._news = asyncio.Event()
         self._gone = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -65,7 +87,7 @@ class _Exchange:
             await self._app(self._scope, self._receive, self._send)
         except Exception as error:  # noqa: BLE001 - the client gets it, as over a socket
             self._sent.put_nowait(error)
-        else:
+        finally:
             self._sent.put_nowait(None)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
@@ -73,8 +95,9 @@ class _Exchange:
 
         Raises:
             httpx.RemoteProtocolError: the app ended or failed before it sent any.
+            httpx.ReadTimeout: it took too long.
         """
-        message = await self._sent.get()
+        message = await self._next()
         if not isinstance(message, dict) or message["type"] != "http.response.start":
             raise httpx.RemoteProtocolError(f"the app sent no answer: {message!r}")
         return message["status"], list(message.get("headers", []))
@@ -84,9 +107,10 @@ class _Exchange:
 
         Raises:
             httpx.RemoteProtocolError: the app failed midway.
+            httpx.ReadTimeout: a part took too long.
         """
         while True:
-            message = await self._sent.get()
+            message = await self._next()
             if not isinstance(message, dict):
                 raise httpx.RemoteProtocolError(f"the app broke off: {message!r}")
             if message["type"] == "http.response.body":
@@ -95,9 +119,23 @@ class _Exchange:
                 if not message.get("more_body", False):
                     return
 
+    async def _next(self) -> Message | Exception | None:
+        try:
+            async with asyncio.timeout(self._read_seconds):
+                message = await self._sent.get()
+        except TimeoutError as error:
+            raise httpx.ReadTimeout(f"no answer in {self._read_seconds} s") from error
+        self._news.set()
+        return message
+
+    def leave(self) -> None:
+        """Tell the app that the client has gone."""
+        self._gone.set()
+        self._news.set()
+
     async def aclose(self) -> None:
         """Tell the app that the client has gone, and wait until it has ended."""
-        self._gone.set()
+        self.leave()
         if self.task is not None:
             await asyncio.wait([self.task])
 
@@ -109,9 +147,14 @@ class _Exchange:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Message) -> None:
+        if self._gone.is_set():
+            raise OSError("the client has gone")
         self._sent.put_nowait(message)
-        if message.get("more_body"):
-            await asyncio.sleep(0)  # the reader keeps up, as a socket would make the writer wait
+        while message.get("body") and not self._sent.empty():
+            if self._gone.is_set():
+                raise OSError("the client has gone")
+            self._news.clear()
+            await self._news.wait()
 
 
 class _Stream(httpx.AsyncByteStream):
@@ -123,3 +166,6 @@ class _Stream(httpx.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._exchange.aclose()
+
+    def __del__(self) -> None:
+        self._exchange.leave()  # nobody can read it any more
