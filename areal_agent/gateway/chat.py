@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from areal_agent.aio import task_group
+from areal_agent.aio import collect
 from areal_agent.gateway.exchange import Call, Exchange
 from areal_agent.gateway.messages import read_messages, read_tools
 from areal_agent.gateway.reply import Reply, ReplyText
@@ -105,9 +105,11 @@ class ChatAnswer:
         With tools, a message comes in one piece at its end: only then it is known what of the text
         is a call.
         """
-        async with task_group() as group:
-            for i in range(len(self._exchange.tapes)):
-                group.create_task(self._stream_choice(i, emit))
+        choices = [self._stream_choice(i, emit) for i in range(len(self._exchange.tapes))]
+        if len(choices) == 1:
+            await choices[0]
+        else:
+            await collect(choices)
         if self._options.include_usage:
             await emit({**self._head(_CHUNK), "choices": [], "usage": self._usage()})
 
