@@ -11,8 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from areal_agent.errors import RewardError
-from areal_agent.gateway import chat, responses
+from areal_agent.gateway import anthropic, chat, responses
 from areal_agent.gateway.answer import CHUNKS, EVENTS, Answer, Wire, Writer
+from areal_agent.gateway.anthropic import read_message
+from areal_agent.gateway.anthropic_events import MessageAnswer
 from areal_agent.gateway.chat import ChatAnswer, read_chat
 from areal_agent.gateway.exchange import Call, Exchange
 from areal_agent.gateway.responses import read_response
@@ -35,6 +37,7 @@ def make_app(sessions: Sessions, *, model: str) -> Starlette:
         sessions: whose calls are taken.
         model: the policy's name; clients may send any.
     """
+    messages = _dialect(read_message, MessageAnswer, anthropic.PREFIX, anthropic.WIRE)
     endpoints: list[tuple[str, Endpoint, str]] = [
         ("/v1/chat/completions", _dialect(read_chat, ChatAnswer, chat.PREFIX, CHUNKS), "POST"),
         (
@@ -42,6 +45,9 @@ def make_app(sessions: Sessions, *, model: str) -> Starlette:
             _dialect(read_response, ResponseAnswer, responses.PREFIX, EVENTS),
             "POST",
         ),
+        ("/v1/messages", messages, "POST"),
+        # Anthropic's SDK adds /v1 itself, also to a base URL that ends in it.
+        ("/v1/v1/messages", messages, "POST"),
         ("/v1/models", models, "GET"),
         ("/rl/set_reward", set_reward, "POST"),
     ]
@@ -142,10 +148,11 @@ def _is_retry(request: Request) -> bool:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    wire = anthropic.WIRE if "/v1/messages" in request.url.path else CHUNKS
+    return error_response(error, wire.error(error))
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = f"{error.detail}: {request.method} {request.url.path.partition('/v1')[2] or '?'}"
-    return error_response(ApiError(text, status=error.status_code))
+    return await _answer_api_error(request, ApiError(text, status=error.status_code))

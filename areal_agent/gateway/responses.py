@@ -57,7 +57,7 @@ def read_response(
         ApiError: 400, naming the parameter that cannot be honoured.
     """
     key = digest(body, PREFIX)
-    echo = {
+    echo: dict[str, Any] = {
         "model": model,
         "metadata": body.take("metadata", {}),
         "store": body.boolean("store", True),
