@@ -160,7 +160,7 @@ class ChatAnswer:
             texts = [self._session.chat.token_text(token) for token in ids]
             choice["logprobs"] = {
                 "content": [
-                    {"token": t, "logprob": p, "bytes": list(t.encode()), "top_logprobs": []}
+                    {"token": t, "logprob": p, "bytes": _bytes(t), "top_logprobs": []}
                     for t, p in zip(texts, logprobs, strict=True)
                 ],
                 "refusal": None,
@@ -185,3 +185,8 @@ def _shown(reply: Reply) -> dict[str, Any]:
     if "tool_calls" in message:
         message["content"] = message["content"] or None
     return message
+
+
+def _bytes(text: str) -> list[int] | None:
+    """The bytes of a token's text; null for a part of a character, whose text stands for others."""
+    return None if "\ufffd" in text else list(text.encode())
