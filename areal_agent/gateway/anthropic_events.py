@@ -42,7 +42,6 @@ class MessageAnswer:
     async def stream(self, emit: Emit) -> None:
         """The answer as events; they tell the same as the answer in one piece."""
         head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
-        head["usage"] = {**head["usage"], "output_tokens": 0}
         await emit({"type": "message_start", "message": head})
         await emit({"type": "ping"})
         index = 0
@@ -60,19 +59,21 @@ class MessageAnswer:
             await emit(_delta(index, delta))
             await emit(_stop(index))
             index += 1
-        usage = self._head()["usage"]
-        await emit({"type": "message_delta", "delta": _end(reply), "usage": usage})
+        await emit({"type": "message_delta", "delta": _end(reply), **self._usage()})
         await emit({"type": "message_stop"})
 
     def _head(self) -> dict[str, Any]:
-        prompt, sampled = self._exchange.n_tokens
         return {
             "id": self._exchange.id,
             "type": "message",
             "role": "assistant",
             "model": self._options.model,
-            "usage": {"input_tokens": prompt, "output_tokens": sampled},
+            **self._usage(),
         }
+
+    def _usage(self) -> dict[str, Any]:
+        prompt, sampled = self._exchange.n_tokens
+        return {"usage": {"input_tokens": prompt, "output_tokens": sampled}}
 
 
 def _end(reply: Reply) -> dict[str, Any]:
