@@ -96,6 +96,7 @@ class ToolAgentWorkflow(RolloutWorkflow):
                 "turns": len(dialogue.responses),
                 "tool_calls": n_calls,
                 "tool_failures": n_failed,
+                "malformed_calls": dialogue.n_malformed_calls,
             },
         )
 

@@ -34,6 +34,8 @@ class Dialogue:
         """Everything said so far."""
         self.responses: list[ModelResponse] = []
         """The replies, as tokens."""
+        self.n_malformed_calls = 0
+        """Replies that look like calls but are none that can be run; they count as text."""
         self.reply: Message = {}
         """The last one as an assistant message; its calls have ids that tool messages name."""
 
@@ -53,7 +55,9 @@ class Dialogue:
         )
         response = await engine.agenerate(request)
         self.responses.append(response)
-        self.reply = self._chat.parse_reply(response.output_tokens)
+        parsed = self._chat.parse(response.output_tokens)
+        self.reply = self._chat.message_of(parsed)
+        self.n_malformed_calls += parsed.is_malformed
         return response
 
     def extend(self, new_messages: Sequence[Message]) -> None:

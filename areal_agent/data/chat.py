@@ -6,6 +6,7 @@ sampled is ever tokenised again, so training sees the very ids that the engine s
 """
 
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +21,8 @@ from areal_agent.data.messages import Message, Tools, clean_messages, clean_tool
 from areal_agent.data.tokenizer import load_tokenizer
 from areal_agent.data.tools import ParsedReply, get_tool_parser
 from areal_agent.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 _REPLY = "\u241ereply\u241e"
 """Stands where a reply goes; no template or dialogue holds it."""
@@ -56,6 +59,7 @@ class ChatFormat:
         self.tokenizer = tokenizer
         # The members of a group ask the same, one after the other.
         self._encoded = lru_cache(maxsize=1024)(self._encode_once)
+        self._n_malformed = 0
         self._rendered = lru_cache(maxsize=512)(self._render_json)
         self.token_text = lru_cache(maxsize=None)(self._token_text)
         """Text of one token by itself; kept for each, so never more than the vocabulary has."""
@@ -156,13 +160,34 @@ class ChatFormat:
             raise DataError("expected a dialogue with an assistant message, got none in it")
         return ids, mask
 
+    def parse(self, output_ids: Sequence[int]) -> ParsedReply:
+        """Read the calls in a sampled reply, and the text beside them.
+
+        Of malformed calls the first is warned of, then the 10th, the 100th and so on.
+        """
+        text = self.reply_text(output_ids)
+        parsed = self._parse(text)
+        if parsed.is_malformed:
+            self._n_malformed += 1
+            if self._n_malformed == 10 ** (len(str(self._n_malformed)) - 1):
+                logger.warning(
+                    "%d replies so far look like tool calls but are none that can be run, and "
+                    "count as text; the newest: %.200r",
+                    self._n_malformed,
+                    text,
+                )
+        return parsed
+
     def parse_reply(self, output_ids: Sequence[int]) -> Message:
         """Return the assistant message that sampled ids stand for.
 
         `content` is text; ``tool_calls`` is there only when all calls in it are well-formed, each
         with an id of its own and its arguments as JSON text.
         """
-        parsed = self._parse(self.reply_text(output_ids))
+        return self.message_of(self.parse(output_ids))
+
+    def message_of(self, parsed: ParsedReply) -> Message:
+        """Return the assistant message of a parsed reply; each call gets an id of its own."""
         message: Message = {"role": "assistant", "content": parsed.content}
         if parsed.calls:
             message["tool_calls"] = [

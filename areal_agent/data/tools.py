@@ -37,6 +37,8 @@ class ParsedReply:
 
     content: str
     calls: tuple[ToolCall, ...] = ()
+    is_malformed: bool = False
+    """The text looks like a call, but is none that can be run: it is all content."""
 
 
 ToolParser = Callable[[str], ParsedReply]
@@ -48,10 +50,10 @@ def parse_hermes(text: str) -> ParsedReply:
     bodies = _HERMES_CALL.findall(text)
     rest = _HERMES_CALL.sub("", text)
     calls = [_hermes_call(body) for body in bodies]
-    if not calls or "tool_call>" in rest:
-        return ParsedReply(text)
     whole = tuple(call for call in calls if call is not None)
-    return ParsedReply(rest.strip(), whole) if len(whole) == len(calls) else ParsedReply(text)
+    if "tool_call>" in rest or len(whole) < len(calls):
+        return ParsedReply(text, is_malformed=True)
+    return ParsedReply(rest.strip(), whole) if calls else ParsedReply(text)
 
 
 def _hermes_call(body: str) -> ToolCall | None:
@@ -72,7 +74,9 @@ def parse_bracket(text: str) -> ParsedReply:
     """Read ``[20*23]`` as a call of ``calculator``: the small demo model's way."""
     expressions = _BRACKET_CALL.findall(text)
     rest = _BRACKET_CALL.sub("", text)
-    if not expressions or "[" in rest or "]" in rest:
+    if "[" in rest or "]" in rest:
+        return ParsedReply(text, is_malformed=True)
+    if not expressions:
         return ParsedReply(text)
     calls = (ToolCall("calculator", {"expression": expression}) for expression in expressions)
     return ParsedReply(rest.strip(), tuple(calls))

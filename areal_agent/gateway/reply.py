@@ -19,6 +19,8 @@ class Reply:
     finish_reason: StopReason
     stop_string: str | None = None
     """The stop string that it ended at."""
+    has_malformed_call: bool = False
+    """It looks like a call, but is none that can be run."""
 
 
 class ReplyText:
@@ -71,9 +73,11 @@ def read_reply(
     """
     text = ReplyText(chat, gconfig)
     content = text.whole(response.output_tokens)
+    malformed = False
     if with_calls and text.stop_string is None and response.stop_reason == "stop":
-        parsed: dict[str, Any] = chat.parse_reply(response.output_tokens)
-        if "tool_calls" in parsed:
-            return Reply(parsed, "tool_calls")
+        parsed = chat.parse(response.output_tokens)
+        if parsed.calls:
+            return Reply(chat.message_of(parsed), "tool_calls")
+        malformed = parsed.is_malformed
     message: Message = {"role": "assistant", "content": content}
-    return Reply(message, response.stop_reason, text.stop_string)
+    return Reply(message, response.stop_reason, text.stop_string, malformed)

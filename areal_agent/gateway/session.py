@@ -19,6 +19,20 @@ from areal_agent.types import GenerationHyperparameters, ModelRequest
 
 logger = logging.getLogger(__name__)
 
+COUNTED = (
+    "turns",
+    "prefix_hits",
+    "forks",
+    "breaks/history",
+    "breaks/tools",
+    "breaks/template",
+    "replays",
+    "joins",
+    "abandoned",
+    "malformed_calls",
+)
+"""What a session counts, besides ``undelivered`` answers."""
+
 ABANDONED_SECONDS = 10.0
 """How long a reply goes on being sampled after the last client that waited for it has left: one
 that retries joins it."""
@@ -85,9 +99,10 @@ class Session:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What happened: turns, prefix hits and breaks, forks, replays, joins, undelivered."""
+        """What happened, each of `COUNTED` by its name."""
+        found = self.conversation.counts + self._counts
         undelivered = sum(not turn.delivered for turn in self.conversation.turns)
-        return {**self.conversation.counts, **self._counts, "undelivered": undelivered}
+        return {name: found[name] for name in COUNTED} | {"undelivered": undelivered}
 
     @property
     def failure(self) -> InferenceError | None:
@@ -221,7 +236,9 @@ class Session:
             turns = [turn for turn, _ in found]
             for turn in turns:
                 self.conversation.add(turn)
-            exchange.finish(turns, [reply for _, reply in found])
+            replies = [reply for _, reply in found]
+            self._counts["malformed_calls"] += sum(r.has_malformed_call for r in replies)
+            exchange.finish(turns, replies)
 
     async def _choice(self, exchange: Exchange, choice: int) -> tuple[Turn, Reply]:
         call, plan = exchange.call, exchange.plan

@@ -34,5 +34,6 @@ def test_an_agent_trains(name: str, tmp_path: Path) -> None:
     for step in trained:
         assert step["outcome/ok"] == 32
         assert step["rollout/prefix_hits"] > 0
-        assert not any(name.startswith("rollout/breaks") for name in step)
+        assert not any(step[name] for name in step if name.startswith("rollout/breaks"))
+        assert step["rollout/undelivered"] == 0
         assert step.get("mismatch/current_abs_max", 0.0) < 1e-3

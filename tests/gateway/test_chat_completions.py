@@ -92,7 +92,7 @@ async def test_calls_are_parsed_and_their_results_extend_the_prefix(stream: bool
         new = playing.chat.decode(second.response.input_tokens[len(prefix) :])
         assert new == "\n<|im_start|>tool\n7<|im_end|>\n<|im_start|>assistant\n"
         assert second.parent is first
-        assert session.counts == {"turns": 2, "prefix_hits": 1, "forks": 0, "undelivered": 0}
+        assert {k: n for k, n in session.counts.items() if n} == {"turns": 2, "prefix_hits": 1}
 
 
 async def test_choices_are_turns_of_their_own() -> None:

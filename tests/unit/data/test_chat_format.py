@@ -137,6 +137,16 @@ def test_a_malformed_call_is_text_and_can_be_echoed(chat: ChatFormat) -> None:
     assert chat.prompt_ids([USER, {"role": "assistant", "tool_calls": [broken]}])
 
 
+def test_malformed_calls_are_warned_of_ever_less_often(
+    chat: ChatFormat, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = chat.tokenizer.encode('<tool_call>{"name": "f", <|im_end|>', add_special_tokens=False)
+    for _ in range(150):
+        assert chat.parse(ids).is_malformed
+    counts = [record.getMessage().split()[0] for record in caplog.records]
+    assert counts == ["1", "10", "100"]
+
+
 def test_ends_of_turn_come_from_tokenizer_template_and_caller(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:

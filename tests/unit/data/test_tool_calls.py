@@ -28,8 +28,6 @@ def test_hermes_reads_calls_in_order_and_the_text_beside_them() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "no call",
-        "",
         wrap('{"name": "f", "arguments": {'),
         wrap('{"name": "f", "arguments": null}'),
         wrap('{"name": "f", "arguments": [1]}'),
@@ -47,7 +45,12 @@ def test_hermes_reads_calls_in_order_and_the_text_beside_them() -> None:
     ],
 )
 def test_hermes_takes_a_reply_with_a_malformed_call_as_text(text: str) -> None:
-    assert hermes(text) == ParsedReply(text)
+    assert hermes(text) == ParsedReply(text, is_malformed=True)
+
+
+@pytest.mark.parametrize("text", ["no call", "", "A41"])
+def test_text_without_a_call_is_not_a_malformed_one(text: str) -> None:
+    assert hermes(text) == bracket(text) == ParsedReply(text)
 
 
 def test_bracket_reads_expressions() -> None:
@@ -55,9 +58,9 @@ def test_bracket_reads_expressions() -> None:
     assert [c.arguments["expression"] for c in bracket("so [1+1] [2*]").calls] == ["1+1", "2*"]
 
 
-@pytest.mark.parametrize("text", ["A41", "", "[1+1", "1+1]", "[1+[1]", "[1]]", "[1+1][2"])
+@pytest.mark.parametrize("text", ["[1+1", "1+1]", "[1+[1]", "[1]]", "[1+1][2"])
 def test_bracket_takes_a_reply_with_a_malformed_call_as_text(text: str) -> None:
-    assert bracket(text) == ParsedReply(text)
+    assert bracket(text) == ParsedReply(text, is_malformed=True)
 
 
 def test_an_unknown_parser_is_refused_with_the_known_ones() -> None:

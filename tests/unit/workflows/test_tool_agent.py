@@ -36,7 +36,7 @@ async def test_a_dialogue_is_one_row_whose_sampled_tokens_are_trained_on() -> No
     assert [v == NO_VERSION for v in row.versions] == [not m for m in row.loss_mask]
     assert [p for p, m in zip(row.logprobs, row.loss_mask, strict=True) if m][:2] == [-0.25, -0.5]
     assert (row.reward, row.truncated) == (1.0, False)
-    assert row.metrics == {"turns": 3, "tool_calls": 2, "tool_failures": 0}
+    assert row.metrics == {"turns": 3, "tool_calls": 2, "tool_failures": 0, "malformed_calls": 0}
 
 
 async def test_every_turn_extends_the_tokens_before_it_under_one_request_id() -> None:
@@ -100,7 +100,7 @@ async def test_max_turns_counts_replies() -> None:
     row = await agent(chat, max_turns=3).arun_episode(engine, ROW)
     assert row is not None
     assert len(engine.requests) == 3
-    assert row.metrics == {"turns": 3, "tool_calls": 2, "tool_failures": 0}
+    assert row.metrics == {"turns": 3, "tool_calls": 2, "tool_failures": 0, "malformed_calls": 0}
     assert (row.reward, row.truncated) == (0.0, False)
 
 
@@ -136,6 +136,13 @@ async def test_a_malformed_expression_is_answered_with_a_question_mark() -> None
     row = await agent(chat).arun_episode(says(chat, "[20*]", "A1"), ROW)
     assert row is not None
     assert chat.decode(row.input_ids) == "How?\n[20*]<eos>?;A1<eos>"
+
+
+async def test_a_malformed_call_is_an_answer_and_counted() -> None:
+    chat = demo_chat()
+    row = await agent(chat).arun_episode(says(chat, "[20*"), ROW)
+    assert row is not None
+    assert row.metrics == {"turns": 1, "tool_calls": 0, "tool_failures": 0, "malformed_calls": 1}
 
 
 def fail(expression: str) -> str:
