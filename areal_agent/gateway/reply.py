@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.messages import Message
