@@ -24,6 +24,8 @@ class Call:
     """Effective sampling settings; `n_samples` replies are wanted."""
     digest: bytes
     """Of the request as it was sent: the same request has the same one."""
+    param: str = "messages"
+    """Under which name the request holds its messages, for errors."""
     stream: bool = False
     """Tokens are wanted as they come."""
     is_retry: bool = False

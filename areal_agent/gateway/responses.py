@@ -80,6 +80,7 @@ def read_response(
         body, session.gconfig, trained=session.trained, max_tokens=("max_output_tokens",)
     )
     call = Call(
+        param="input",
         messages=[{"role": "system", "content": instructions}, *asked] if instructions else asked,
         tools=tools if may_call else None,
         gconfig=gconfig,

@@ -205,14 +205,14 @@ class Session:
         try:
             plan = self.conversation.plan(call.messages, call.tools)
         except DataError as error:
-            raise ApiError(f"messages: {error}", param="messages") from error
+            raise ApiError(f"{call.param}: {error}", param=call.param) from error
         most = call.gconfig.max_tokens
         if len(plan.prompt_ids) >= most:
             self.is_truncated = True
             raise ApiError(
-                f"messages: the prompt has {len(plan.prompt_ids)} tokens, and prompt and reply "
+                f"{call.param}: the prompt has {len(plan.prompt_ids)} tokens, and prompt and reply "
                 f"together may have {most} (gconfig.max_tokens): shorten it",
-                param="messages",
+                param=call.param,
                 code="context_length_exceeded",
             )
         return plan

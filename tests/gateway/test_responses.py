@@ -351,3 +351,11 @@ async def test_a_retry_gets_the_same_answer_with_the_same_ids() -> None:
         assert first == second
         assert session.counts["replays"] == 1
         assert len(session.delivered_turns()) == 1
+
+
+async def test_an_input_over_the_window_is_named() -> None:
+    async with stage() as playing, playing.session(max_tokens=40) as session:
+        client = playing.gateway.client(session)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(model="m", input="x" * 60)
+    assert (caught.value.param, caught.value.code) == ("input", "context_length_exceeded")
