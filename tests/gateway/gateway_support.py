@@ -1,6 +1,7 @@
 """A gateway over a scripted engine, and a word tokenizer whose ids tests can read."""
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,3 +76,26 @@ async def stage(
     engine = FakeEngine(script)
     async with Gateway(chat, model="policy", **kwargs) as gateway:
         yield Stage(chat, gateway, engine, queue)
+
+
+@asynccontextmanager
+async def scene(*says: Any, **kwargs: Any) -> AsyncGenerator[tuple[Stage, Session]]:
+    """A stage and one session on it, for a minute."""
+    async with (
+        asyncio.timeout(60),
+        stage(*says, **kwargs) as playing,
+        playing.session() as session,
+    ):
+        yield playing, session
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Let the loop turn until something holds."""
+    async with asyncio.timeout(20):
+        while not true():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+
+
+async def rest(events: AsyncIterator[Any]) -> list[Any]:
+    """What is still to come."""
+    return [event async for event in events]

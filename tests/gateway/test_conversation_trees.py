@@ -49,40 +49,43 @@ def next_messages(step: Step, known: Sequence[list[Any]]) -> list[Any]:
 
 
 async def play(steps: Sequence[Step], template: str, reward: object, discount: float) -> None:
-    async with asyncio.timeout(60), stage(template=template) as playing:
-        async with playing.session(max_tokens=4096) as session:
-            client = playing.gateway.client(session)
-            known: list[list[Any]] = []
-            for step in steps:
-                _, how, _, n, text = step
-                for choice in range(n):
-                    # A token a character: not what the tokenizer would make of the text.
-                    ids = [i for c in text for i in playing.ids(c)]
-                    end = [] if choice == 2 and ids else playing.ids("<|im_end|>")
-                    playing.says.append(Reply([*ids, *end]))
-                messages = next_messages(step, known)
-                asked: dict[str, Any] = {"model": "m", "messages": messages, "n": n}
-                if how != "no tools":
-                    asked["tools"] = [TOOL]
-                if how == "stream":
-                    async with client.chat.completions.stream(**asked) as events:
-                        async for _ in events:
-                            pass
-                    made: Any = await events.get_final_completion()
-                else:
-                    made = await client.chat.completions.create(**asked)
-                known += [[*messages, c.message.to_dict()] for c in made.choices]
-            turns = session.delivered_turns()
-            assert len(turns) == len(playing.engine.requests) == sum(n for _, _, _, n, _ in steps)
-            for style in ("concat", "individual"):
-                assign(turns, reward if reward is not None else list(range(len(turns))))
-                found = interactions(turns, discount=discount, style=style)
-                rows = as_trajectories(found) or []
-                check_rows(playing, rows, turns)
-                if style == "individual":
-                    assert len(rows) == len(turns)
-            assert session.counts["turns"] == len(turns)
-            assert session.counts["undelivered"] == 0
+    async with (
+        asyncio.timeout(60),
+        stage(template=template) as playing,
+        playing.session(max_tokens=4096) as session,
+    ):
+        client = playing.gateway.client(session)
+        known: list[list[Any]] = []
+        for step in steps:
+            _, how, _, n, text = step
+            for choice in range(n):
+                # A token a character: not what the tokenizer would make of the text.
+                ids = [i for c in text for i in playing.ids(c)]
+                end = [] if choice == 2 and ids else playing.ids("<|im_end|>")
+                playing.says.append(Reply([*ids, *end]))
+            messages = next_messages(step, known)
+            asked: dict[str, Any] = {"model": "m", "messages": messages, "n": n}
+            if how != "no tools":
+                asked["tools"] = [TOOL]
+            if how == "stream":
+                async with client.chat.completions.stream(**asked) as events:
+                    async for _ in events:
+                        pass
+                made: Any = await events.get_final_completion()
+            else:
+                made = await client.chat.completions.create(**asked)
+            known += [[*messages, c.message.to_dict()] for c in made.choices]
+        turns = session.delivered_turns()
+        assert len(turns) == len(playing.engine.requests) == sum(n for _, _, _, n, _ in steps)
+        for style in ("concat", "individual"):
+            assign(turns, reward if reward is not None else list(range(len(turns))))
+            found = interactions(turns, discount=discount, style=style)
+            rows = as_trajectories(found) or []
+            check_rows(playing, rows, turns)
+            if style == "individual":
+                assert len(rows) == len(turns)
+        assert session.counts["turns"] == len(turns)
+        assert session.counts["undelivered"] == 0
 
 
 @pytest.mark.parametrize("template", [CHATML, REWRITES], ids=["appends", "rewrites"])

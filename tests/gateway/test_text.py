@@ -50,7 +50,7 @@ async def byte_stage(*texts: str) -> AsyncGenerator[Stage]:
     def script(request: ModelRequest) -> Reply:
         return Reply(ids(says.pop(0) + END))
 
-    async with Gateway(byte_chat(), model="policy") as gateway:
+    async with asyncio.timeout(60), Gateway(byte_chat(), model="policy") as gateway:
         yield Stage(byte_chat(), gateway, FakeEngine(script))
 
 
@@ -71,15 +71,14 @@ def test_the_tokenizer_splits_characters() -> None:
 
 
 async def test_pieces_are_whole_characters() -> None:
-    async with asyncio.timeout(20), byte_stage(WORDS, WORDS) as playing:
-        async with playing.session() as session:
-            whole, pieces, reasons = await both(playing, session)
-            assert whole == WORDS
-            assert pieces == list(WORDS)
-            assert reasons == {"stop"}
-            assert [list(t.response.output_tokens) for t in session.delivered_turns()] == [
-                ids(WORDS + END)
-            ] * 2
+    async with byte_stage(WORDS, WORDS) as playing, playing.session() as session:
+        whole, pieces, reasons = await both(playing, session)
+        assert whole == WORDS
+        assert pieces == list(WORDS)
+        assert reasons == {"stop"}
+        assert [list(t.response.output_tokens) for t in session.delivered_turns()] == [
+            ids(WORDS + END)
+        ] * 2
 
 
 @pytest.mark.parametrize(
@@ -87,36 +86,34 @@ async def test_pieces_are_whole_characters() -> None:
     [(["本"], "né 日"), (["é 日"], "n"), (["👍🏽"], "né 日本 😀"), (["🏽", "ok"], "né 日本 😀👍")],
 )
 async def test_stop_strings_of_such_characters(stop: list[str], shown: str) -> None:
-    async with asyncio.timeout(20), byte_stage(WORDS, WORDS) as playing:
-        async with playing.session() as session:
-            whole, pieces, _ = await both(playing, session, stop=stop)
-            assert whole == "".join(pieces) == shown
+    async with byte_stage(WORDS, WORDS) as playing, playing.session() as session:
+        whole, pieces, _ = await both(playing, session, stop=stop)
+        assert whole == "".join(pieces) == shown
 
 
 @pytest.mark.parametrize("n_bytes", range(1, 4))
 async def test_a_limit_inside_a_character_cuts_text_but_no_token(n_bytes: int) -> None:
-    async with asyncio.timeout(20), byte_stage("a😀", "a😀", "b") as playing:
-        async with playing.session() as session:
-            whole, pieces, reasons = await both(playing, session, max_tokens=1 + n_bytes)
-            assert whole == "".join(pieces)
-            assert whole == "a\ufffd"
-            assert reasons == {"length"}
-            client = playing.gateway.client(session)
-            history = [USER, {"role": "assistant", "content": whole}, USER]
-            await client.chat.completions.create(model="m", messages=history)
-            rows = rows_of(session)
-            check_rows(playing, rows, session.delivered_turns())
-            assert session.counts["prefix_hits"] == 1
-            part = ids("a😀")[: 1 + n_bytes]
-            assert sorted(sampled(rows)) == sorted([*part, *part, *ids("b" + END)])
-            sent = list(playing.engine.requests[2].input_ids)
-            before = list(playing.engine.requests[0].input_ids)
-            assert sent[: len(before) + len(part)] == before + part
-            assert sent[len(before) + len(part)] == ids(END)[0]
+    async with byte_stage("a😀", "a😀", "b") as playing, playing.session() as session:
+        whole, pieces, reasons = await both(playing, session, max_tokens=1 + n_bytes)
+        assert whole == "".join(pieces)
+        assert whole == "a\ufffd"
+        assert reasons == {"length"}
+        client = playing.gateway.client(session)
+        history = [USER, {"role": "assistant", "content": whole}, USER]
+        await client.chat.completions.create(model="m", messages=history)
+        rows = rows_of(session)
+        check_rows(playing, rows, session.delivered_turns())
+        assert session.counts["prefix_hits"] == 1
+        part = ids("a😀")[: 1 + n_bytes]
+        assert sorted(sampled(rows)) == sorted([*part, *part, *ids("b" + END)])
+        sent = list(playing.engine.requests[2].input_ids)
+        before = list(playing.engine.requests[0].input_ids)
+        assert sent[: len(before) + len(part)] == before + part
+        assert sent[len(before) + len(part)] == ids(END)[0]
 
 
 async def test_a_part_of_a_character_has_no_bytes_of_its_own() -> None:
-    async with asyncio.timeout(20), byte_stage("aé") as playing, playing.session() as session:
+    async with byte_stage("aé") as playing, playing.session() as session:
         made = await playing.gateway.client(session).chat.completions.create(
             model="m", messages=[USER], logprobs=True
         )
