@@ -170,6 +170,8 @@ async def test_a_stream_closed_after_two_chunks_is_not_trained(way: str) -> None
             stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
             if way == "socket":  # there, what is sent is out of our hands
                 playing.engine.hold()
+            else:  # here it is known, also when all of the reply was there
+                await until(lambda: len(session.conversation.turns) == 1)
             events = aiter(stream)
             chunks = [await anext(events) for _ in range(2)]
             assert chunks[0].choices[0].delta.role == "assistant"
