@@ -11,11 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from areal_agent.errors import RewardError
-from areal_agent.gateway import anthropic, chat, responses
+from areal_agent.gateway import anthropic, chat, completions, responses
 from areal_agent.gateway.answer import CHUNKS, EVENTS, Answer, Wire, Writer
 from areal_agent.gateway.anthropic import read_message
 from areal_agent.gateway.anthropic_events import MessageAnswer
 from areal_agent.gateway.chat import ChatAnswer, read_chat
+from areal_agent.gateway.completions import CompletionAnswer, read_completion
 from areal_agent.gateway.exchange import Call, Exchange
 from areal_agent.gateway.responses import read_response
 from areal_agent.gateway.responses_events import ResponseAnswer
@@ -40,6 +41,11 @@ def make_app(sessions: Sessions, *, model: str) -> Starlette:
     messages = _dialect(read_message, MessageAnswer, anthropic.PREFIX, anthropic.WIRE)
     endpoints: list[tuple[str, Endpoint, str]] = [
         ("/v1/chat/completions", _dialect(read_chat, ChatAnswer, chat.PREFIX, CHUNKS), "POST"),
+        (
+            "/v1/completions",
+            _dialect(read_completion, CompletionAnswer, completions.PREFIX, CHUNKS),
+            "POST",
+        ),
         (
             "/v1/responses",
             _dialect(read_response, ResponseAnswer, responses.PREFIX, EVENTS),

@@ -48,7 +48,7 @@ def read_chat(body: Body, session: Session, model: str, is_retry: bool) -> tuple
     stream = body.boolean("stream")
     options = ChatOptions(
         model=model,
-        include_usage=_include_usage(body, stream),
+        include_usage=include_usage(body, stream),
         logprobs=body.boolean("logprobs"),
     )
     body.integer("top_logprobs", 0, 0, 0)
@@ -70,7 +70,12 @@ def read_chat(body: Body, session: Session, model: str, is_retry: bool) -> tuple
     return call, options
 
 
-def _include_usage(body: Body, stream: bool) -> bool:
+def include_usage(body: Body, stream: bool) -> bool:
+    """Take ``stream_options``: whether a last event is to tell the usage.
+
+    Raises:
+        ApiError: 400, it is no such object, or the answer is not streamed.
+    """
     options = body.take("stream_options")
     if options is None:
         return False
@@ -80,6 +85,16 @@ def _include_usage(body: Body, stream: bool) -> bool:
     wanted = inner.boolean("include_usage")
     inner.finish()
     return wanted
+
+
+def usage(exchange: Exchange) -> dict[str, int]:
+    """Counts of tokens, as OpenAI reports them."""
+    prompt, sampled = exchange.n_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": sampled,
+        "total_tokens": prompt + sampled,
+    }
 
 
 class ChatAnswer:
@@ -97,7 +112,7 @@ class ChatAnswer:
             message = {"refusal": None, **_shown(reply)}
             tokens = (turn.response.output_tokens, turn.response.output_logprobs)
             choices.append({**self._choice(i, reply.finish_reason, *tokens), "message": message})
-        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage(self._exchange)}
 
     async def stream(self, emit: Emit) -> None:
         """The answer as events, the choices interleaved as their tokens come.
@@ -111,7 +126,7 @@ class ChatAnswer:
         else:
             await collect(choices)
         if self._options.include_usage:
-            await emit({**self._head(_CHUNK), "choices": [], "usage": self._usage()})
+            await emit({**self._head(_CHUNK), "choices": [], "usage": usage(self._exchange)})
 
     async def _stream_choice(self, i: int, emit: Emit) -> None:
         async def send(
@@ -166,14 +181,6 @@ class ChatAnswer:
                 "refusal": None,
             }
         return choice
-
-    def _usage(self) -> dict[str, int]:
-        prompt, sampled = self._exchange.n_tokens
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": sampled,
-            "total_tokens": prompt + sampled,
-        }
 
 
 _CHUNK = "chat.completion.chunk"

@@ -35,6 +35,8 @@ class Turn:
     response: ModelResponse
     delivered: bool = False
     """Whether the client received it whole. If not, it is not trained on."""
+    text: str | None = None
+    """What a text prompt begins with that goes on behind the reply; None if none can."""
     reward: float | None = None
     children: "list[Turn]" = field(default_factory=list["Turn"])
 
@@ -72,25 +74,50 @@ class Conversation:
             if messages[n - 1]["role"] != "assistant" or keys[n] not in self._by_key:
                 continue
             parent = self._same_calls(self._by_key[keys[n]], messages[n - 1])
-            parent.delivered = True  # or the client could not send it back
             try:
-                return Plan(self._extended(parent, messages[n:], tools), parent)
+                return Plan(self._extended(parent, messages[n:], tools), _received(parent))
             except DataError:
                 return self._fresh(messages, tools, "template")
         return self._fresh(messages, tools, self._why_not(messages))
 
+    def plan_prompt(self, prompt: str | list[int]) -> Plan:
+        """Find what a prompt without messages goes on from: the longest turn that it begins with.
+
+        Text begins with a turn when it begins with the turn's own text: prompt and reply, a stop
+        string included. The reply's tokens then stay as they were sampled.
+        """
+        if isinstance(prompt, str):
+            texts = [t for t in self.turns if t.text is not None and prompt.startswith(t.text)]
+            if not texts:
+                return Plan(list(self._chat.tokenizer.encode(prompt)), None)
+            parent = max(texts, key=lambda t: (len(t.text or ""), t.delivered))
+            rest = self._encode(prompt[len(parent.text or "") :])
+            return Plan([*_tokens(parent), *rest], _received(parent))
+        begun = [t for t in self.turns if prompt[: len(ids := _tokens(t))] == ids]
+        parent = max(begun, key=lambda t: (len(_tokens(t)), t.delivered), default=None)
+        return Plan(prompt, None if parent is None else _received(parent))
+
     def add(self, turn: Turn) -> None:
         """Keep a finished turn."""
-        reply = clean_messages([turn.reply])  # as it will look when the client sends it back
-        key = chain_keys([*turn.messages, *reply], turn.tools)[-1]
-        self._by_key.setdefault(key, []).append(turn)
-        self._heard.add(chain_keys([*turn.messages, *reply], None)[-1])
+        self._index(turn)
         self.turns.append(turn)
         self.counts["turns"] += 1
         if turn.parent is not None:
             self.counts["prefix_hits"] += 1
             self.counts["forks"] += bool(turn.parent.children)
             turn.parent.children.append(turn)
+
+    def _index(self, turn: Turn) -> None:
+        """Let later messages find it."""
+        if not turn.messages:
+            return
+        reply = clean_messages([turn.reply])  # as it will look when the client sends it back
+        key = chain_keys([*turn.messages, *reply], turn.tools)[-1]
+        self._by_key.setdefault(key, []).append(turn)
+        self._heard.add(chain_keys([*turn.messages, *reply], None)[-1])
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._chat.tokenizer.encode(text, add_special_tokens=False))
 
     def _extended(self, parent: Turn, new: Sequence[Message], tools: Tools) -> list[int]:
         output = list(parent.response.output_tokens)
@@ -115,3 +142,13 @@ class Conversation:
         """Of turns that said the same, the newest that the client received, by the ids of calls."""
         ids = call_ids(reply)
         return max(reversed(turns), key=lambda t: (call_ids(t.reply) == ids, t.delivered))
+
+
+def _tokens(turn: Turn) -> list[int]:
+    return [*turn.response.input_tokens, *turn.response.output_tokens]
+
+
+def _received(turn: Turn) -> Turn:
+    """A turn that a client goes on from: it has received it, or could not send it back."""
+    turn.delivered = True
+    return turn

@@ -24,6 +24,8 @@ class Call:
     """Effective sampling settings; `n_samples` replies are wanted."""
     digest: bytes
     """Of the request as it was sent: the same request has the same one."""
+    prompt: str | list[int] | None = None
+    """Text or ids to be continued as they are, where there are no messages."""
     param: str = "messages"
     """Under which name the request holds its messages, for errors."""
     stream: bool = False

@@ -203,7 +203,10 @@ class Session:
 
     def _plan(self, call: Call) -> Plan:
         try:
-            plan = self.conversation.plan(call.messages, call.tools)
+            if call.prompt is None:
+                plan = self.conversation.plan(call.messages, call.tools)
+            else:
+                plan = self.conversation.plan_prompt(call.prompt)
         except DataError as error:
             raise ApiError(f"{call.param}: {error}", param=call.param) from error
         most = call.gconfig.max_tokens
@@ -259,9 +262,19 @@ class Session:
             tools=call.tools,
             reply=reply.message,
             response=response,
+            text=self._continued(call.prompt, response.output_tokens),
         )
         self._rids[turn] = rid
         return turn, reply
+
+    def _continued(self, prompt: str | list[int] | None, output: Sequence[int]) -> str | None:
+        """What a longer text prompt begins with when it goes on behind `output`.
+
+        None where there is no such text: behind an end-of-sequence token no text goes on.
+        """
+        if not isinstance(prompt, str) or (output and output[-1] in self.chat.eos_token_ids):
+            return None
+        return prompt + self.chat.tokenizer.decode(list(output), skip_special_tokens=True)
 
     def delivered_turns(self) -> Sequence[Turn]:
         """The turns that count: those that the agent received, parents before children."""
