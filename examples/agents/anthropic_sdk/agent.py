@@ -27,7 +27,7 @@ class CalculatorAgent:
         async with AsyncAnthropic(base_url=base_url, api_key=api_key) as client:
             for _ in range(7):
                 answer = await client.messages.create(
-                    model="policy", max_tokens=48, messages=messages, tools=[CALCULATOR]
+                    model="policy", max_tokens=256, messages=messages, tools=[CALCULATOR]
                 )
                 messages.append({"role": "assistant", "content": answer.content})
                 results: list[Any] = [

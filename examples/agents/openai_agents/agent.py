@@ -4,7 +4,7 @@ import operator
 from typing import Any
 
 from agents import Agent, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
-from agents.exceptions import MaxTurnsExceeded
+from agents.exceptions import MaxTurnsExceeded, ModelBehaviorError
 from openai import AsyncOpenAI
 
 set_tracing_disabled(True)
@@ -27,6 +27,6 @@ class CalculatorAgent:
         agent = Agent(name="Solver", model=model, tools=[calculator])
         try:
             result = await Runner.run(agent, data["messages"], max_turns=7)
-        except MaxTurnsExceeded:
+        except (MaxTurnsExceeded, ModelBehaviorError):
             return 0.0
         return float(result.final_output == f"A{data['answer']}")
