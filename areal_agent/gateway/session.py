@@ -274,7 +274,7 @@ class Session:
         """
         if not isinstance(prompt, str) or (output and output[-1] in self.chat.eos_token_ids):
             return None
-        return prompt + self.chat.tokenizer.decode(list(output), skip_special_tokens=True)
+        return f"{prompt}{self.chat.tokenizer.decode(list(output), skip_special_tokens=True)}"
 
     def delivered_turns(self) -> Sequence[Turn]:
         """The turns that count: those that the agent received, parents before children."""

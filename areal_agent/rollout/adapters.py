@@ -71,7 +71,12 @@ class AgentWorkflow(RolloutWorkflow):
         """Run one episode; None when the agent called no model."""
         trained = not context.get().is_eval
         async with self._gateway.session(engine, self._gconfig, trained=trained) as session:
-            value = await self.agent.run(data, **self._extra(session, engine))
+            try:
+                value = await self.agent.run(data, **self._extra(session, engine))
+            except Exception as error:
+                if session.failure is not None:
+                    raise session.failure from error
+                raise
             if session.failure is not None:
                 raise session.failure
             turns = session.delivered_turns()

@@ -107,6 +107,20 @@ async def test_a_swallowed_failure_of_the_engine_is_not_trained_on() -> None:
     assert list(run.rows) == []
 
 
+async def test_a_failure_of_the_engine_is_named_when_the_agent_ends_with_it() -> None:
+    class Ends:
+        async def run(self, data: dict[str, Any], client: AsyncOpenAI) -> None:
+            await client.with_options(max_retries=0).chat.completions.create(
+                model="m", messages=[USER]
+            )
+
+    async with stage(EngineFault("broke")) as playing:
+        run = await episode(playing, Ends())
+    assert run.episode.outcome == "inference_error"
+    assert run.episode.failure is not None
+    assert run.episode.failure.type == "EngineFault"
+
+
 async def test_rewards_may_be_posted() -> None:
     class Posts:
         async def run(
