@@ -83,11 +83,11 @@ async def _serve(pipe: Connection, listener: socket.socket, canned: bytes, sessi
 async def load(url: str, keys: list[str], n: int, pid: int) -> float:
     """Ask n times from as many callers as there are keys; return the server's CPU-ms a request."""
     left = iter(range(n))
-    body = orjson.dumps(BODY)
 
     async def caller(session: aiohttp.ClientSession, key: str) -> None:
         headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-        for _ in left:
+        for i in left:
+            body = orjson.dumps({**BODY, "user": str(i)})  # no call is the same as another
             async with session.post(url, data=body, headers=headers) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
@@ -121,8 +121,8 @@ async def in_process(n: int, callers: int, canned: bytes) -> dict[str, float]:
         left = iter(range(n))
 
         async def caller(client: AsyncOpenAI) -> None:
-            for _ in left:
-                await client.chat.completions.create(**BODY)
+            for i in left:
+                await client.chat.completions.create(**BODY, user=str(i))
 
         started = time.process_time()
         async with asyncio.TaskGroup() as group:
