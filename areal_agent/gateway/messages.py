@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from areal_agent.data.json_schema import check_schema
 from areal_agent.data.messages import Message, Tools, clean_messages, clean_tools
 from areal_agent.errors import DataError
 from areal_agent.net.api_error import ApiError
@@ -55,7 +56,7 @@ def read_tools(value: object) -> Tools:
     """Return tool schemas for the template; None without any.
 
     Raises:
-        ApiError: 400, naming the tool that is not one.
+        ApiError: 400, naming the tool that is not one, or is strict beyond what can be checked.
     """
     if not value:
         return None
@@ -67,10 +68,27 @@ def read_tools(value: object) -> Tools:
                 f"{tool!r:.80}",
                 param=f"tools[{i}]",
             )
+        _check_strict(cast("Mapping[str, Any]", function), f"tools[{i}].function")
     try:
         return clean_tools(value)
     except DataError as error:
         raise ApiError(f"tools: {error}", param="tools") from error
+
+
+def _check_strict(function: Mapping[str, Any], name: str) -> None:
+    strict = function.get("strict")
+    if strict not in (None, True, False):
+        raise ApiError(
+            f"{name}.strict: expected true or false, got {strict!r:.80}", param=f"{name}.strict"
+        )
+    try:
+        if strict and function.get("parameters") is not None:
+            check_schema(function["parameters"])
+    except DataError as error:
+        raise ApiError(
+            f"{name}.parameters: {error}: leave strict out, or write the schema without it",
+            param=f"{name}.parameters",
+        ) from error
 
 
 def _message(message: object, name: str) -> dict[str, Any]:

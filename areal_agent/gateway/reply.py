@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from areal_agent.data.chat import ChatFormat
-from areal_agent.data.messages import Message
+from areal_agent.data.json_schema import fits
+from areal_agent.data.messages import Message, Tools
+from areal_agent.data.tools import ToolCall
 from areal_agent.inference.engine.detokenize import StopMatcher
 from areal_agent.types import GenerationHyperparameters, ModelResponse, StopReason
 
@@ -64,20 +66,35 @@ def read_reply(
     gconfig: GenerationHyperparameters,
     response: ModelResponse,
     *,
-    with_calls: bool,
+    tools: Tools,
 ) -> Reply:
     """Turn sampled tokens into the message that the client gets.
 
     Calls are read only where tools were offered, and only from a reply that ended by itself; a
-    malformed call is text.
+    malformed call is text, and so is one whose arguments a strict tool does not allow.
     """
     text = ReplyText(chat, gconfig)
     content = text.whole(response.output_tokens)
     malformed = False
-    if with_calls and text.stop_string is None and response.stop_reason == "stop":
+    if tools is not None and text.stop_string is None and response.stop_reason == "stop":
         parsed = chat.parse(response.output_tokens)
-        if parsed.calls:
+        strict = _strict(tools)
+        malformed = any(not _fits(call, strict) for call in parsed.calls)
+        if parsed.calls and not malformed:
             return Reply(chat.message_of(parsed), "tool_calls")
-        malformed = parsed.is_malformed
+        malformed = malformed or parsed.is_malformed
     message: Message = {"role": "assistant", "content": content}
     return Reply(message, response.stop_reason, text.stop_string, malformed)
+
+
+def _strict(tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """The schemas of the tools that want their arguments to fit."""
+    functions = [tool["function"] for tool in tools]
+    return {f["name"]: f.get("parameters", True) for f in functions if f.get("strict")}
+
+
+def _fits(call: ToolCall, schemas: dict[str, Any]) -> bool:
+    try:
+        return fits(call.arguments, schemas.get(call.name, True))
+    except RecursionError:  # nested without end, in the schema or in the arguments
+        return False

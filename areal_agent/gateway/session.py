@@ -254,7 +254,7 @@ class Session:
         )
         sink = exchange.tapes[choice].append if call.stream else None
         response = await self._engine.agenerate(request, on_tokens=sink)
-        reply = read_reply(self.chat, call.gconfig, response, with_calls=call.tools is not None)
+        reply = read_reply(self.chat, call.gconfig, response, tools=call.tools)
         turn = Turn(
             id=exchange.turn_id(choice),
             parent=plan.parent,

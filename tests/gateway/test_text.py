@@ -133,7 +133,7 @@ def test_streamed_text_is_the_text(text: str, n: int, stop: str) -> None:
     growing = ReplyText(byte_chat(), gconfig)
     pieces = [growing.push([token]) for token in cut] + [growing.rest()]
     response = ModelResponse([1], cut, [0.0] * len(cut), [0] * len(cut), "stop")
-    whole = read_reply(byte_chat(), gconfig, response, with_calls=False).message["content"]
+    whole = read_reply(byte_chat(), gconfig, response, tools=None).message["content"]
     assert "".join(pieces) == whole
     shown = text.encode()[:n].decode(errors="replace")
     assert whole == (shown[: shown.index(stop)] if stop and stop in shown else shown)
