@@ -54,9 +54,11 @@ def read_sampling(
     if body.has(stop):
         changes["stop"] = body.strings(stop)
     if body.has("stop_token_ids"):
-        changes["stop_token_ids"] = tuple(body.take("stop_token_ids"))
+        changes["stop_token_ids"] = tuple(body.ids("stop_token_ids", vocab_size=1 << 31))
     if body.has("seed"):
         changes["seed"] = body.integer("seed", 0, 0)
+    if all(getattr(base, name) == value for name, value in changes.items()):
+        return base
     try:
         return base.new(**changes)
     except (ConfigError, ValueError) as error:
