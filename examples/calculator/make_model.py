@@ -41,6 +41,7 @@ from areal_agent.models.load import load_causal_lm
 from areal_agent.models.small import new_small_llama, small_llama_config
 from areal_agent.registry import load_script
 from areal_agent.trainer.sft import SFTTrainer, sft_backend
+from areal_agent.types import TokenSink
 
 HERE = Path(__file__).parent
 task: Any = load_script(HERE / "task.py")
@@ -76,7 +77,9 @@ class InProcess:
         self.stop_ids = chat.eos_token_ids
         self.version = 0
 
-    async def agenerate(self, request: ModelRequest) -> ModelResponse:
+    async def agenerate(
+        self, request: ModelRequest, *, on_tokens: TokenSink | None = None
+    ) -> ModelResponse:
         prompt, g = list(request.input_ids), request.gconfig
         params = SamplingParams(
             max_tokens=min(g.max_tokens - len(prompt), g.max_new_tokens),
@@ -87,6 +90,8 @@ class InProcess:
         made = await self.engine.submit(
             GenerateRequest(request.rid, prompt, params, cache_key=request.rid)
         ).result()
+        if on_tokens is not None:
+            on_tokens(made.token_ids, made.logprobs, made.versions)
         return ModelResponse(
             prompt, made.token_ids, made.logprobs, made.versions, made.finish_reason
         )
