@@ -79,7 +79,7 @@ class GatewayConfig(ConfigModel):
     """Address to listen on. Each episode has a random key of its own."""
 
     port: int = Field(default=0, ge=0, le=65535)
-    """Port to listen on. 0 lets the system choose."""
+    """Port to listen on. 0 lets the system choose, once an agent asks for a URL."""
 
     turn_discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """What a later turn's reward counts for, per turn before it."""

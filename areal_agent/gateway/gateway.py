@@ -27,8 +27,8 @@ _INSIDE = "http://gateway.inside"
 class Gateway:
     """Answers agents that speak OpenAI's protocol, in this process and over HTTP.
 
-    Lifetime: an async context manager. Entered means listening; left means that every session is
-    sealed.
+    Lifetime: an async context manager. Entered means that it answers clients of this process, and
+    others as soon as it was asked for a URL; left means that every session is sealed.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Gateway:
             chat: writes the policy's dialogues.
             model: the policy's name.
             host: to listen on.
-            port: to listen on; 0 lets the system choose.
+            port: to listen on, from the start; 0 lets the system choose, when a URL is asked for.
             abandoned_seconds: how long a reply is sampled on after its client has left.
         """
         self.sessions = Sessions()
@@ -61,12 +61,20 @@ class Gateway:
         self._stack: AsyncExitStack | None = None
         self._group: asyncio.TaskGroup | None = None
         self._url = ""
+        self._server: asyncio.Future[ServerHandle] | None = None
         self._http_client: httpx.AsyncClient | None = None
 
     @property
     def url(self) -> str:
-        """Where it listens, without ``/v1``."""
-        return self._url
+        """Where it listens, without ``/v1``. It listens once it was asked.
+
+        Raises:
+            RuntimeError: the gateway is not entered.
+            LaunchError: the host is none of this machine.
+        """
+        if self._group is None:
+            raise RuntimeError("the gateway is not open: use it inside `async with gateway`")
+        return self._url or self._listen(self._group)
 
     @property
     def http_client(self) -> httpx.AsyncClient:
@@ -110,37 +118,40 @@ class Gateway:
 
     def base_url(self, session: Session) -> str:
         """Return the URL for clients of one session that can set no key."""
-        return f"{self._url}/s/{session.path_name}/v1"
+        return f"{self.url}/s/{session.path_name}/v1"
 
     async def __aenter__(self) -> Self:
-        """Listen.
+        """Open it, and listen where a port is set.
 
         Raises:
             LaunchError: the port is taken.
         """
         if self._stack is not None:
             raise RuntimeError("the gateway is open already")
-        sock = bind(self._host, self._port)
         async with AsyncExitStack() as stack:
-            group = await stack.enter_async_context(task_group())
-            ready = asyncio.Event()
-            handles: list[ServerHandle] = []
-
-            def on_ready(handle: ServerHandle) -> None:
-                handles.append(handle)
-                ready.set()
-
-            group.create_task(serve(self.app, sock, on_ready=on_ready, signals=False))
-            await ready.wait()
-            stack.callback(handles[0].stop)
+            self._group = group = await stack.enter_async_context(task_group())
+            stack.push_async_callback(self._stop_listening)
             transport = ASGIStreamTransport(self.app, group)
             self._http_client = await stack.enter_async_context(
                 httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)
             )
-            self._url = base_url(self._host, sock.getsockname()[1])
-            self._group = group
+            if self._port:
+                self._listen(group)
             self._stack = stack.pop_all()
         return self
+
+    def _listen(self, group: asyncio.TaskGroup) -> str:
+        """Start to listen; who connects before the server runs waits for it."""
+        sock = bind(self._host, self._port)
+        self._url = base_url(self._host, sock.getsockname()[1])
+        self._server = server = asyncio.Future[ServerHandle]()
+        group.create_task(serve(self.app, sock, on_ready=server.set_result, signals=False))
+        return self._url
+
+    async def _stop_listening(self) -> None:
+        server, self._server, self._url = self._server, None, ""
+        if server is not None:
+            (await server).stop()
 
     async def __aexit__(
         self,

@@ -14,9 +14,10 @@ AGENTS = Path(__file__).parents[2] / "examples" / "agents"
 COMMAND = Path(sys.executable).with_name("areal-agent")
 SMALL = [
     "total_train_steps=2",
-    "rollout.consumer_batch_size=4",
-    "rollout.max_concurrent_rollouts=32",
-    "valid_dataset.args.n=16",
+    "rollout.consumer_batch_size=2",
+    "rollout.max_concurrent_rollouts=16",
+    "valid_dataset.args.n=4",
+    "evaluator.greedy_after=false",
     "sample_dialogues=1",
 ]
 
@@ -44,7 +45,7 @@ def test_an_agent_trains(name: str, tmp_path: Path) -> None:
     trained = [step for step in steps if "rollout/reward" in step]
     assert len(trained) == 2
     for step in trained:
-        assert step["outcome/ok"] == 32
+        assert step["outcome/ok"] == 16
         assert step["rollout/prefix_hits"] > 0
         assert not any(step[name] for name in step if name.startswith("rollout/breaks"))
         assert step["rollout/undelivered"] == 0

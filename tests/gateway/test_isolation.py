@@ -307,6 +307,7 @@ async def test_hundreds_of_sessions_share_few_connections() -> None:
     ):
         crowd = Crowd(playing, pool)
         playing.engine = FakeEngine(crowd.sample)
+        assert playing.gateway.url  # it listens from here
         gc.collect()
         sockets, files = open_sockets(), open_files()
         async with asyncio.TaskGroup() as group:
