@@ -215,6 +215,7 @@ async def test_a_batch_without_loss_tokens_changes_nothing(backend: Make, tmp_pa
 
 
 async def test_a_nan_is_skipped_and_changes_no_bit(backend: Make, tmp_path: Path) -> None:
+    """S19: weights and optimiser state stay as they are."""
     async with backend() as handle:
         await handle.step(make_batch(), LOSS)
         await handle.save(tmp_path / "before")
@@ -232,6 +233,7 @@ async def test_a_nan_is_skipped_and_changes_no_bit(backend: Make, tmp_path: Path
 
 
 async def test_nans_in_a_row_end_the_run(backend: Make) -> None:
+    """S19: the run stops with the reason."""
     bad = poisoned(make_batch())
     async with backend() as handle:
         for _ in range(4):

@@ -71,6 +71,7 @@ async def test_a_probe_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None
 
 
 async def test_non_finite_weights_are_never_published(tmp_path: Path) -> None:
+    """S19."""
     async with FakeEngine() as engine:
         with pytest.raises(NonFiniteError):
             await publisher(tmp_path, engine, ScriptedBackend(finite=False)).publish(
