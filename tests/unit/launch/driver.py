@@ -1,6 +1,7 @@
 """A driver with two servers; prints what it started, then waits to be killed."""
 
 import asyncio
+import signal
 import sys
 from pathlib import Path
 
@@ -21,4 +22,6 @@ async def drive(folder: Path) -> None:
         await group.wait_died()
 
 
+# A shell's background job starts with SIGINT ignored, and so would this.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 asyncio.run(drive(Path(sys.argv[1])))
