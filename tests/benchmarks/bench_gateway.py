@@ -7,6 +7,7 @@ it is the OpenAI SDK against the gateway, beside the SDK against a canned answer
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import resource
@@ -170,6 +171,8 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=32)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    gc.collect()
+    gc.freeze()  # as a run's driver does
     canned = asyncio.run(example_answer())
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     here, there = multiprocessing.Pipe()
