@@ -1,7 +1,6 @@
 """Opens a session for each episode, and hands out the clients that reach it."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
@@ -52,8 +51,6 @@ class Gateway:
         self.sessions = Sessions()
         self.app = make_app(self.sessions, model=model)
         self.model = model
-        self.counts: Counter[str] = Counter()
-        """What happened in sessions that have ended; see `Session.counts`."""
         self._chat = chat
         self._host = host
         self._port = port
@@ -109,7 +106,6 @@ class Gateway:
                 await run_shielded(session.seal())
             finally:
                 self.sessions.remove(session)
-                self.counts.update(session.counts)
 
     def client(self, session: Session) -> AsyncOpenAI:
         """Return an OpenAI client of this process for one session."""
