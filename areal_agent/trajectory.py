@@ -5,17 +5,16 @@ Axes: N rows, T tokens. Per-token tensors are aligned with ``input_ids``: entry 
 Entry 0 of a row is never trained on.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from areal_agent.errors import TrajectoryError
-from areal_agent.types import Interaction, ModelResponse, PromptId
+from areal_agent.types import ModelResponse, PromptId
 
 LARGEST_REWARD = 3e38
 """Rewards are float32 in a batch; anything larger would be infinite there."""
@@ -236,164 +235,3 @@ def collate(groups: Sequence[TrajectoryGroup], *, temperature: float = 1.0) -> R
         truncated=torch.tensor([row.truncated for row in rows]),
         temperature=temperature,
     )
-
-
-EpisodeResult = (
-    Trajectory | Sequence[Trajectory] | Mapping[str, Tensor] | Mapping[str, Interaction] | None
-)
-"""Everything `RolloutWorkflow.arun_episode` may return."""
-
-
-def as_trajectories(result: object) -> list[Trajectory] | None:
-    """Check what a workflow returned and convert it, once, at the edge.
-
-    Accepts a `Trajectory`, a list of them, a tensor dict (``input_ids``, ``attention_mask``,
-    ``loss_mask``, ``logprobs``, ``versions`` [B, T]; ``rewards`` [B]; ``truncated`` [B] if known),
-    a dict of `Interaction`s with rewards, or None.
-
-    An interaction that extends its parent joins the parent's row, unless another one did so
-    already or the parent earned a different reward: then it starts a row of its own. Each sampled
-    token is trained on in exactly one row.
-
-    Returns:
-        The rows, or None when the episode is rejected (None, or nothing in it).
-
-    Raises:
-        TrajectoryError: naming the key, what was expected and what was got.
-    """
-    if result is None:
-        return None
-    if isinstance(result, Trajectory):
-        return [_checked(result, "the trajectory")]
-    if isinstance(result, Mapping):
-        return _from_mapping(cast("Mapping[object, object]", result)) if result else None
-    if isinstance(result, list | tuple):
-        return [_item(i, row) for i, row in enumerate(cast("list[object]", result))] or None
-    raise TrajectoryError(
-        "expected a Trajectory, a list of them, a dict of tensors, a dict of Interactions or None "
-        f"from arun_episode, got {_show(result)}"
-    )
-
-
-def _item(i: int, row: object) -> Trajectory:
-    if not isinstance(row, Trajectory):
-        raise TrajectoryError(f"expected a Trajectory at place {i} of the list, got {_show(row)}")
-    return _checked(row, f"trajectory {i}")
-
-
-def _show(value: object) -> str:
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
-
-
-def _checked(row: Trajectory, name: str) -> Trajectory:
-    """Refuse values that would poison a batch; turn a reward of any number type into a float."""
-    try:
-        reward = float(row.reward)
-    except (TypeError, ValueError) as error:
-        raise TrajectoryError(
-            f"{name}: expected a number as reward, got {_show(row.reward)}"
-        ) from error
-    if not math.isfinite(reward):
-        raise TrajectoryError(
-            f"{name}: expected a finite reward, got {reward!r}: raise RewardError or return None "
-            "when there is no score"
-        )
-    if min(row.input_ids) < 0:
-        raise TrajectoryError(f"{name}: expected token ids of 0 or more, got {min(row.input_ids)}")
-    for t, sampled in enumerate(row.loss_mask):
-        if sampled and not math.isfinite(row.logprobs[t]):
-            raise TrajectoryError(
-                f"{name}: expected a finite logprob at sampled token {t}, got {row.logprobs[t]!r}"
-            )
-        if sampled and row.versions[t] < 0:
-            raise TrajectoryError(
-                f"{name}: expected a weight version of 0 or more at sampled token {t}, got "
-                f"{row.versions[t]!r}: pass on the engine's output_versions"
-            )
-    return replace(row, reward=reward) if type(row.reward) is not float else row
-
-
-def _from_mapping(result: Mapping[object, object]) -> list[Trajectory] | None:
-    kind = Tensor if any(isinstance(v, Tensor) for v in result.values()) else Interaction
-    for key, value in result.items():
-        if not isinstance(value, kind):
-            raise TrajectoryError(
-                "expected a dict of only tensors or only Interactions, got "
-                f"{_show(value)} at key {key!r}"
-            )
-    if kind is Tensor:
-        return _from_tensors(cast("Mapping[str, Tensor]", result))
-    return _from_interactions(cast("Mapping[str, Interaction]", result))
-
-
-_TENSOR_KEYS = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions")
-
-
-def _from_tensors(result: Mapping[str, Tensor]) -> list[Trajectory] | None:
-    known = (*_TENSOR_KEYS, "rewards", "truncated")
-    if unknown := [key for key in result if key not in known]:
-        raise TrajectoryError(
-            f"the tensor dict has the key {unknown[0]!r}, which nothing reads: leave it out; known "
-            f"are {', '.join(known)}"
-        )
-    if missing := [key for key in known[:-1] if key not in result]:
-        raise TrajectoryError(
-            f"the tensor dict lacks {missing[0]!r}, got {sorted(result)}: training needs "
-            f"{', '.join(known[:-1])}"
-        )
-    shape = tuple(result["input_ids"].shape)
-    if len(shape) != 2:
-        raise TrajectoryError(f"expected input_ids of shape [B, T], got {list(shape)}")
-    for key, tensor in result.items():
-        expected = shape if key in _TENSOR_KEYS else shape[:1]
-        if tuple(tensor.shape) != expected:
-            raise TrajectoryError(
-                f"expected {key} of shape {list(expected)} like input_ids {list(shape)}, got "
-                f"{list(tensor.shape)}"
-            )
-    truncated = result.get("truncated", torch.zeros(shape[0], dtype=torch.bool))
-    rows: list[Trajectory] = []
-    for i in range(shape[0]):
-        keep = result["attention_mask"][i].bool()
-        ids, _, mask, logprobs, versions = (
-            cast("list[Any]", result[key][i][keep].tolist()) for key in _TENSOR_KEYS
-        )
-        try:
-            row = Trajectory(
-                input_ids=[int(token) for token in ids],
-                loss_mask=[bool(m) for m in mask],
-                logprobs=logprobs,
-                versions=[int(v) if m else NO_VERSION for v, m in zip(versions, mask, strict=True)],
-                reward=float(result["rewards"][i]),
-                truncated=bool(truncated[i]),
-            )
-        except TrajectoryError as error:
-            raise TrajectoryError(f"row {i} of the tensor dict: {error}") from error
-        rows.append(_checked(row, f"row {i} of the tensor dict"))
-    return rows or None
-
-
-def _from_interactions(result: Mapping[str, Interaction]) -> list[Trajectory]:
-    chains: list[list[Interaction]] = []
-    ending: dict[str, list[Interaction]] = {}
-    for call in result.values():
-        chain = ending.pop(call.parent_id, None) if call.parent_id is not None else None
-        if chain is None or chain[-1].reward not in (None, call.reward):
-            chain = []
-            chains.append(chain)
-        chain.append(call)
-        ending[call.id] = chain
-    rows: list[Trajectory] = []
-    for chain in chains:
-        last = chain[-1]
-        if last.reward is None:
-            raise TrajectoryError(
-                f"interaction {last.id!r} ends a row but has no reward: set one on it"
-            )
-        try:
-            row = Trajectory.from_turns([call.response for call in chain], last.reward)
-        except TrajectoryError as error:
-            raise TrajectoryError(f"interaction {last.id!r}: {error}") from error
-        rows.append(_checked(row, f"interaction {last.id!r}"))
-    return rows

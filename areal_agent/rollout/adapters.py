@@ -11,8 +11,9 @@ from areal_agent.gateway.rewards import Style, assign, interactions
 from areal_agent.gateway.session import Session
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout import context
+from areal_agent.rollout.results import as_trajectories
 from areal_agent.rollout.workflow import RolloutWorkflow
-from areal_agent.trajectory import Trajectory, as_trajectories
+from areal_agent.trajectory import Trajectory
 from areal_agent.types import GenerationHyperparameters
 
 

@@ -18,8 +18,9 @@ from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.checks import check_rows
 from areal_agent.rollout.context import WorkflowContext, set_context
 from areal_agent.rollout.recording import EpisodeEngine
+from areal_agent.rollout.results import as_trajectories
 from areal_agent.rollout.workflow import RolloutWorkflow
-from areal_agent.trajectory import Trajectory, as_trajectories
+from areal_agent.trajectory import Trajectory
 from areal_agent.types import Episode, Failure, Interaction, Outcome, PromptId
 
 _MAX_TRACEBACK_CHARS = 8_000

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from areal_agent.inference.base import InferenceEngine
-from areal_agent.trajectory import EpisodeResult
+from areal_agent.rollout.results import EpisodeResult
 
 
 class RolloutWorkflow(ABC):

@@ -10,8 +10,9 @@ from gateway_support import CHATML, USER, Stage, scene, stage
 from areal_agent.gateway.conversation import Turn
 from areal_agent.gateway.rewards import assign, interactions
 from areal_agent.gateway.session import Session
+from areal_agent.rollout.results import as_trajectories
 from areal_agent.testing.fakes import Reply
-from areal_agent.trajectory import Trajectory, as_trajectories
+from areal_agent.trajectory import Trajectory
 
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 

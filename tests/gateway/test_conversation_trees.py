@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from test_conversation import REWRITES, TOOL, check_rows
 
 from areal_agent.gateway.rewards import assign, interactions
+from areal_agent.rollout.results import as_trajectories
 from areal_agent.testing.fakes import Reply
-from areal_agent.trajectory import as_trajectories
 
 Step = tuple[int, str, str, int, str]
 """Which reply to go on from, how, what to say, how many choices, and what the engine samples."""

@@ -12,7 +12,7 @@ import torch
 from areal_agent.errors import RewardError
 from areal_agent.gateway.conversation import Turn
 from areal_agent.gateway.rewards import as_reward, assign, ends, interactions, returns
-from areal_agent.trajectory import as_trajectories
+from areal_agent.rollout.results import as_trajectories
 from areal_agent.types import ModelResponse
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from areal_agent.errors import TrajectoryError
-from areal_agent.trajectory import NO_VERSION, Trajectory, as_trajectories
+from areal_agent.rollout.results import as_trajectories
+from areal_agent.trajectory import NO_VERSION, Trajectory
 from areal_agent.types import Interaction, ModelResponse
 
 
