@@ -2,16 +2,15 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
-from areal_agent.errors import ConfigError, RewardError
+from areal_agent.errors import ConfigError
 from areal_agent.gateway.gateway import Gateway
-from areal_agent.gateway.rewards import Style, assign, interactions
+from areal_agent.gateway.rewards import Style
 from areal_agent.gateway.session import Session
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout import context
-from areal_agent.rollout.results import as_trajectories
+from areal_agent.rollout.export import session_rows
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory
 from areal_agent.types import GenerationHyperparameters
@@ -78,24 +77,7 @@ class AgentWorkflow(RolloutWorkflow):
                 if session.failure is not None:
                     raise session.failure from error
                 raise
-            if session.failure is not None:
-                raise session.failure
-            turns = session.delivered_turns()
-            if not turns:
-                return None
-            assign(turns, value)
-            found = interactions(turns, discount=self._discount, style=self._style)
-            if not found:
-                raise RewardError(
-                    "the agent returned None and set no reward: return a number from run(), or "
-                    "post one to /rl/set_reward"
-                )
-        metrics = {name: float(count) for name, count in session.counts.items()}
-        rows = as_trajectories(found) or []
-        return [
-            replace(row, metrics=metrics, truncated=row.truncated or session.is_truncated)
-            for row in rows
-        ]
+            return session_rows(session, value, discount=self._discount, style=self._style)
 
     def _extra(self, session: Session, engine: InferenceEngine) -> dict[str, Any]:
         offered: dict[str, Callable[[], Any]] = {
