@@ -21,6 +21,7 @@ __all__ = [
     "ModelResponse",
     "Outcome",
     "PromptId",
+    "Scores",
     "StopReason",
 ]
 
@@ -96,6 +97,15 @@ class ModelResponse:
                 f"{n} tokens, {len(self.output_logprobs)} logprobs, "
                 f"{len(self.output_versions)} versions"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Logprobs of given ids, all under the weights of one version."""
+
+    logprobs: Sequence[Sequence[float]]
+    """One a token in each row; the first of a row is 0."""
+    version: int
 
 
 TokenSink = Callable[[Sequence[int], Sequence[float], Sequence[int]], None]

@@ -210,8 +210,8 @@ class ScriptedServer:
         return as_json({"running": self.fake.running})
 
     async def score(self, body):
-        logprobs = await self.fake.score(body["rows"], temperature=body["temperature"])
-        return as_json({"logprobs": logprobs, "version": self.fake.version})
+        scores = await self.fake.score(body["rows"], temperature=body["temperature"])
+        return as_json({"logprobs": scores.logprobs, "version": scores.version})
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
-from areal_agent.types import ModelRequest, ModelResponse, TokenSink
+from areal_agent.types import ModelRequest, ModelResponse, Scores, TokenSink
 
 
 class InferenceEngine(Protocol):
@@ -38,13 +38,12 @@ class InferenceEngine(Protocol):
         """
         ...
 
-    async def score(
-        self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0
-    ) -> list[list[float]]:
-        """Logprobs of given ids under the current weights.
+    async def score(self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Scores:
+        """Logprobs of given ids under the current weights, and their version.
 
-        Returns one list per row, one float per token: entry t is log p(row[t] | row[:t]) under the
-        full softmax at `temperature`; entry 0 is 0.
+        One list per row, one float per token: entry t is log p(row[t] | row[:t]) under the full
+        softmax at `temperature`; entry 0 is 0. They are what `agenerate` reports for the same ids
+        under the same weights.
         """
         ...
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import orjson
 
@@ -24,10 +24,11 @@ from areal_agent.inference.openai import (
     Segment,
     completion_body,
     read_completion,
+    read_scores,
 )
 from areal_agent.inference.pool import ReplicaPool
 from areal_agent.net.clients import HttpClients
-from areal_agent.types import ModelRequest, ModelResponse, TokenSink
+from areal_agent.types import ModelRequest, ModelResponse, Scores, TokenSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +214,12 @@ class HttpInferenceEngine:
                 raise
         return stream.segment()
 
-    async def score(
-        self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0
-    ) -> list[list[float]]:
+    async def score(self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Scores:
         """See `InferenceEngine.score`."""
         body = orjson.dumps({"rows": [list(row) for row in rows], "temperature": temperature})
         async with self._deadline("score"):
             content = await self._caller.post("/control/score", body, headers=self._control_headers)
-        try:
-            return cast("list[list[float]]", orjson.loads(content)["logprobs"])
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise ServerError(f"expected logprobs from score, got {content[:200]!r}") from error
+        return read_scores(content, [len(row) for row in rows])
 
     async def update_weights(self, path: Path, version: int) -> None:
         """See `InferenceEngine.update_weights`.

@@ -12,7 +12,7 @@ import orjson
 
 from areal_agent.errors import ServerError
 from areal_agent.net.internal import Answer
-from areal_agent.types import GenerationHyperparameters, StopReason, TokenSink
+from areal_agent.types import GenerationHyperparameters, Scores, StopReason, TokenSink
 
 COMPLETIONS = "/v1/completions"
 
@@ -102,6 +102,29 @@ def read_completion(content: bytes, *, max_new_tokens: int, version: int) -> Seg
             f"{len(ids)} tokens, {len(logprobs)} logprobs, {len(versions)} versions"
         )
     return Segment(ids, logprobs, versions, stop_reason)
+
+
+def read_scores(content: bytes, lengths: Sequence[int]) -> Scores:
+    """Read a score answer for rows of these lengths.
+
+    Raises:
+        ServerError: the answer is not what was asked for.
+    """
+    try:
+        answer = cast("dict[str, Any]", orjson.loads(content))
+        logprobs = [[float(value) for value in row] for row in answer["logprobs"]]
+        version = int(answer["version"])
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise ServerError(
+            f"expected logprobs and a version from score, got {content[:200]!r} "
+            f"({type(error).__name__}: {error})"
+        ) from error
+    if [len(row) for row in logprobs] != list(lengths):
+        raise ServerError(
+            f"expected a logprob for each token of rows of {list(lengths)}, got rows of "
+            f"{[len(row) for row in logprobs]}"
+        )
+    return Scores(logprobs, version)
 
 
 class CompletionStream:

@@ -9,7 +9,7 @@ from typing import Self, cast
 
 from areal_agent.errors import InferenceError, WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
-from areal_agent.types import Interaction, ModelRequest, ModelResponse, TokenSink
+from areal_agent.types import Interaction, ModelRequest, ModelResponse, Scores, TokenSink
 
 
 class EpisodeEngine:
@@ -80,9 +80,7 @@ class EpisodeEngine:
                 return call.id
         return None
 
-    async def score(
-        self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0
-    ) -> list[list[float]]:
+    async def score(self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Scores:
         """See `InferenceEngine.score`."""
         return await self._engine.score(rows, temperature=temperature)
 

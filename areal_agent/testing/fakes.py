@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from areal_agent.errors import EngineFault, RequestError, WeightUpdateError
-from areal_agent.types import ModelRequest, ModelResponse, StopReason, TokenSink
+from areal_agent.types import ModelRequest, ModelResponse, Scores, StopReason, TokenSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +128,9 @@ class FakeEngine:
         if self._fault is not None:
             raise self._fault
 
-    async def score(
-        self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0
-    ) -> list[list[float]]:
+    async def score(self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Scores:
         """See `InferenceEngine.score`: -0.5 for each token after the first."""
-        return [[0.0] + [-0.5] * (len(row) - 1) for row in rows]
+        return Scores([[0.0] + [-0.5] * (len(row) - 1) for row in rows], self._version)
 
     async def update_weights(self, path: Path, version: int) -> None:
         """See `InferenceEngine.update_weights`."""

@@ -84,8 +84,12 @@ class WeightPublisher:
         lengths = rows.attention_mask.sum(1).tolist()
         ids = [row[:n] for row, n in zip(rows.input_ids.tolist(), lengths, strict=True)]
         scores = await self.engine.score(ids, temperature=rows.temperature)
+        if scores.version != version:
+            raise WeightUpdateError(
+                f"after loading version {version} the server scores with version {scores.version}"
+            )
         got = torch.zeros_like(expected)
-        for i, row_scores in enumerate(scores):
+        for i, row_scores in enumerate(scores.logprobs):
             got[i, : len(row_scores)] = torch.tensor(row_scores)
         difference = float(torch.where(rows.loss_mask, (got - expected).abs(), 0.0).max())
         if not difference <= self.max_probe_difference:

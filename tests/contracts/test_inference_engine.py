@@ -206,7 +206,9 @@ async def test_cancelling_the_caller_cancels_the_work(subject):
 
 async def test_score(subject):
     rows = [[4, 5, 6, 7], [9, 8]]
-    scores = await subject.engine.score(rows, temperature=0.7)
+    answer = await subject.engine.score(rows, temperature=0.7)
+    assert answer.version == subject.engine.version
+    scores = answer.logprobs
     assert [len(row) for row in scores] == [4, 2]
     assert scores[0][0] == scores[1][0] == 0.0
     assert all(value < 0 for row in scores for value in row[1:])
@@ -215,7 +217,7 @@ async def test_score(subject):
 async def test_scores_agree_with_sampling(subject):
     reply = await subject.engine.agenerate(ask(temperature=1.0, seed=3))
     row = [*reply.input_tokens, *reply.output_tokens]
-    (scores,) = await subject.engine.score([row])
+    (scores,) = (await subject.engine.score([row])).logprobs
     assert scores[3:] == pytest.approx(list(reply.output_logprobs), abs=1e-4)
 
 

@@ -5,6 +5,7 @@ S18 and S21 from end to end. One run goes through all of it; the tests look at w
 
 import asyncio
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +57,7 @@ class Story:
     after: list[ModelResponse] = field(default_factory=list)
     fresh: list[ModelResponse] = field(default_factory=list)
     """Of a server that started with the weights of `after`."""
-    scores: dict[str, list[list[float]]] = field(default_factory=dict)
+    scores: dict[str, Sequence[Sequence[float]]] = field(default_factory=dict)
     scored: dict[tuple[int, float], float] = field(default_factory=dict)
     """Largest difference of scored logprobs, by version and temperature."""
     sampled: dict[tuple[int, float], float] = field(default_factory=dict)
@@ -89,11 +90,11 @@ async def tell(path: Path, model: Path, root: Path) -> Story:
         story.after = await greedy(run.engine)
         await compare(run, await anext(rollouts), story, version=1)
         rows = [reply.input_tokens + reply.output_tokens for reply in story.after]
-        story.scores["after"] = await run.engine.score(rows)
+        story.scores["after"] = (await run.engine.score(rows)).logprobs
         async with AsyncExitStack() as stack:
             fresh = await fresh_server(run.folder.weights / "v000001", root, stack)
             story.fresh = await greedy(fresh)
-            story.scores["fresh"] = await fresh.score(rows)
+            story.scores["fresh"] = (await fresh.score(rows)).logprobs
         await rollouts.aclose()
     return story
 
@@ -108,7 +109,9 @@ async def compare(run: Run, batch: RolloutBatch, story: Story, *, version: int) 
         lengths = at.attention_mask.sum(1).tolist()
         rows = [ids[:n] for ids, n in zip(at.input_ids.tolist(), lengths, strict=True)]
         got = torch.zeros_like(expected)
-        for i, row in enumerate(await run.engine.score(rows, temperature=temperature)):
+        scores = await run.engine.score(rows, temperature=temperature)
+        assert scores.version == version
+        for i, row in enumerate(scores.logprobs):
             got[i, : len(row)] = torch.tensor(row)
         gap = (got - expected).abs()[batch.loss_mask]
         story.scored[version, temperature] = float(gap.max())

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from http_support import ask, engine_for, pair
-from scripted_server import completion, error, scripted
+from scripted_server import as_json, completion, error, scripted
 
 from areal_agent.errors import (
     RequestError,
@@ -166,3 +166,23 @@ async def test_proxy_variables_do_not_touch_internal_traffic(host, monkeypatch):
         assert ("[::1]" in server.url) == (host == "::1")
         assert list((await engine.agenerate(ask())).output_tokens) == [7, 8, 9]
         assert await engine.stats() == {server.url: {"running": 0}}
+
+
+# Scores
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"logprobs": [[0.0, -0.5]]},
+        {"logprobs": [[0.0, -0.5], [0.0]], "version": 0},
+        {"logprobs": [[0.0]], "version": 0},
+        {"logprobs": [[0.0, None]], "version": 0},
+        [],
+    ],
+)
+async def test_a_score_that_is_not_what_was_asked_for_is_an_error(answer):
+    async with pair() as (server, engine):
+        server.control_answers["/control/score"] = as_json(answer)
+        with pytest.raises(ServerError, match="expected"):
+            await engine.score([[1, 2]])

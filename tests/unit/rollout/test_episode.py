@@ -14,7 +14,7 @@ from areal_agent.rollout.evaluate import run_all
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine, Reply
 from areal_agent.trajectory import Trajectory
-from areal_agent.types import Interaction, ModelRequest
+from areal_agent.types import Interaction, ModelRequest, Scores
 
 SPEC = EpisodeSpec(id="0:3:1", prompt_id="0:3", seed=1, epoch=0, index=3, sample=1)
 
@@ -176,7 +176,7 @@ async def test_an_episode_may_not_touch_the_run():
     async def work(engine, data):
         async with engine:
             assert engine.version == 2
-            assert await engine.score([[1, 2]]) == [[0.0, -0.5]]
+            assert await engine.score([[1, 2]]) == Scores([[0.0, -0.5]], version=2)
         with pytest.raises(InferenceError, match="asked to pause"):
             engine.paused()
         with pytest.raises(WeightUpdateError, match="only the trainer"):

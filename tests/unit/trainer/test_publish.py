@@ -1,6 +1,8 @@
 """Publishing: export, load everywhere, compare; a server that serves something else is found."""
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from areal_agent.errors import NonFiniteError, WeightUpdateError
 from areal_agent.testing.fakes import FakeEngine
 from areal_agent.trainer.publish import WeightPublisher
 from areal_agent.trajectory import RolloutBatch
+from areal_agent.types import Scores
 
 
 def publisher(
@@ -87,3 +90,14 @@ async def test_a_refused_update_keeps_the_old_version(tmp_path: Path) -> None:
         with pytest.raises(WeightUpdateError):
             await publisher(tmp_path, engine, ScriptedBackend()).publish(1, batch_of([0, 1]))
         assert engine.version == 0
+
+
+async def test_a_probe_of_another_version_ends_the_run(tmp_path: Path) -> None:
+    class Behind(FakeEngine):
+        async def score(self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Scores:
+            found = await super().score(rows, temperature=temperature)
+            return replace(found, version=found.version - 1)
+
+    async with Behind() as engine:
+        with pytest.raises(WeightUpdateError, match="scores with version 0"):
+            await publisher(tmp_path, engine, ScriptedBackend()).publish(1, batch_of([0, 1]))
