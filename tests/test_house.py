@@ -4,6 +4,7 @@ import ast
 import importlib
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,16 @@ def test_every_module_with_all_has_what_it_names() -> None:
         if "__all__" in path.read_text(encoding="utf-8"):
             module = importlib.import_module(module_name)
             assert all(hasattr(module, name) for name in module.__all__), module_name
+
+
+def test_an_installation_has_every_package() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = set(settings["tool"]["setuptools"]["packages"])
+    there = {
+        ".".join(path.parent.relative_to(ROOT).parts)
+        for path in ROOT.glob("areal_agent/**/__init__.py")
+    }
+    assert listed == there | {"areal_agent.workflows"}
 
 
 def test_the_library_never_imports_workflows_or_examples() -> None:

@@ -29,7 +29,8 @@ PREFIX = "resp_"
 
 _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 _MESSAGE = ("type", "role", "content", "id", "status")
-_CALL = ("type", "call_id", "name", "arguments", "id", "status")
+_CALL = ("type", "call_id", "name", "arguments", "id", "status", "parsed_arguments")
+"""The last is what OpenAI's SDK makes of `arguments` for its user; its 2.x sends it back."""
 _OUTPUT = ("type", "call_id", "output", "id", "status")
 _TOOL = ("type", "name", "description", "parameters", "strict")
 

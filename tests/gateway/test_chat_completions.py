@@ -13,7 +13,9 @@ from openai import AsyncOpenAI
 from areal_agent.gateway.session import Session
 
 CALL = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
-TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+FUNCTION = {"name": "f", "parameters": {"type": "object"}, "strict": True}
+"""Strict, for openai 2 streams no other."""
+TOOLS = [{"type": "function", "function": FUNCTION}]
 
 
 @asynccontextmanager
