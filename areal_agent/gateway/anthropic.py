@@ -7,32 +7,22 @@ no other way to tell. ``cache_control`` is about cost and is left out.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-from areal_agent.data.messages import Message, Tools
+from areal_agent.data.messages import Message
 from areal_agent.gateway.answer import Wire
-from areal_agent.gateway.exchange import Call
-from areal_agent.gateway.messages import clean, read_part, read_text, read_tools
-from areal_agent.gateway.requests import (
-    digest,
-    fields_of,
-    only,
-    take_notes,
-    text_field,
-    wants_tools,
-)
-from areal_agent.gateway.sampling import read_sampling
+from areal_agent.gateway.anthropic_events import MessageAnswer
+from areal_agent.gateway.dialect import Asked, Dialect
+from areal_agent.gateway.fields import fields_of, items_of, only, role_of, text_field
+from areal_agent.gateway.messages import clean, read_part, read_text
+from areal_agent.gateway.requests import after_system, flat_tools, wants_tools
 from areal_agent.gateway.session import Session
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body
 
-PREFIX = "msg_"
-
 _ROLES = ("user", "assistant", "system")
 _USE = ("type", "id", "name", "input", "cache_control")
 _RESULT = ("type", "tool_use_id", "content", "is_error", "cache_control")
-_TOOL = ("type", "name", "description", "input_schema", "strict", "cache_control")
 
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -50,54 +40,24 @@ def _told(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": str(error)}}
 
 
-WIRE = Wire(_told, events_are_named=True, done=b"")
-"""Errors and events as Anthropic's clients read them."""
-
-
-@dataclass(frozen=True, slots=True)
-class MessageOptions:
-    """How an answer is written."""
-
-    model: str
-
-
-def read_message(
-    body: Body, session: Session, model: str, is_retry: bool
-) -> tuple[Call, MessageOptions]:
-    """Read a request.
-
-    Args:
-        body: the request.
-        session: what it belongs to.
-        model: the policy's name.
-        is_retry: the client says that it sent this before.
+def read_message(body: Body, session: Session) -> Asked[None]:
+    """Read what only this dialect has.
 
     Raises:
         ApiError: 400, naming the parameter that cannot be honoured.
     """
-    key = digest(body, PREFIX)
-    take_notes(body, "cache_control", "service_tier")
     only(body, "thinking", {"type": "disabled"})
     only(body, "speed", "standard")
     system = read_text(body.take("system", ""), "system")
-    messages = _messages(body.take("messages"))
-    tools = _tools(body.take("tools", []))
-    call = Call(
-        messages=[{"role": "system", "content": system}, *messages] if system else messages,
-        tools=tools if _may_call(body.take("tool_choice", {"type": "auto"})) else None,
-        gconfig=read_sampling(
-            body,
-            session.gconfig,
-            trained=session.trained,
-            max_tokens=("max_tokens",),
-            stop="stop_sequences",
-        ),
-        digest=key,
-        stream=body.boolean("stream"),
-        is_retry=is_retry,
+    messages = after_system(system, _messages(body.take("messages")))
+    tools = flat_tools(
+        body.take("tools", []),
+        kinds=("custom", None),
+        schema="input_schema",
+        notes=("cache_control",),
     )
-    body.finish()
-    return call, MessageOptions(model)
+    may_call = _may_call(body.take("tool_choice", {"type": "auto"}))
+    return Asked(None, messages, tools if may_call else None)
 
 
 def _may_call(choice: object) -> bool:
@@ -111,43 +71,13 @@ def _may_call(choice: object) -> bool:
     return wants_tools(fields.get("type"))
 
 
-def _tools(value: object) -> Tools:
-    """Tools as the template knows them, which is how OpenAI writes them."""
-    if not isinstance(value, list):
-        raise ApiError(f"tools: expected a list, got {value!r:.80}", param="tools")
-    tools: list[dict[str, Any]] = []
-    for i, tool in enumerate(cast("list[object]", value)):
-        kind = cast("Any", tool).get("type") if isinstance(tool, Mapping) else None
-        if kind not in (None, "custom"):
-            raise ApiError(
-                f"tools[{i}].type: expected 'custom', got {kind!r:.80}: there are no built-in "
-                "tools here",
-                param=f"tools[{i}].type",
-            )
-        fields = fields_of(tool, f"tools[{i}]", _TOOL)
-        function = {k: v for k, v in fields.items() if k in ("name", "description", "strict")}
-        if "input_schema" in fields:
-            function["parameters"] = fields["input_schema"]
-        tools.append({"type": "function", "function": function})
-    return read_tools(tools)
-
-
 def _messages(value: object) -> list[Message]:
-    if not isinstance(value, list) or not value:
-        raise ApiError(
-            f"messages: expected a list of at least one message, got {value!r:.80}",
-            param="messages",
-        )
     messages: list[Message] = []
-    for i, message in enumerate(cast("list[object]", value)):
+    items = items_of(value, "messages", "a list of at least one message", least=1)
+    for i, message in enumerate(items):
         name = f"messages[{i}]"
         fields = fields_of(message, name, ("role", "content"))
-        role, content = fields.get("role"), fields.get("content")
-        if role not in _ROLES:
-            raise ApiError(
-                f"{name}.role: expected one of {', '.join(_ROLES)}, got {role!r:.80}",
-                param=f"{name}.role",
-            )
+        role, content = role_of(fields, name, _ROLES), fields.get("content")
         if role == "system" or not isinstance(content, list):
             messages.append({"role": role, "content": read_text(content, f"{name}.content")})
         elif role == "assistant":
@@ -207,3 +137,13 @@ def _result(fields: Mapping[str, Any], name: str) -> Message:
 
 def _kind(block: object) -> object:
     return cast("Mapping[str, Any]", block).get("type") if isinstance(block, Mapping) else None
+
+
+MESSAGES = Dialect(
+    "msg_",
+    read_message,
+    MessageAnswer,
+    wire=Wire(_told, events_are_named=True, done=b""),
+    notes=("cache_control", "service_tier"),
+    stop="stop_sequences",
+)

@@ -6,7 +6,6 @@ from typing import Any
 
 import orjson
 
-from areal_agent.gateway.anthropic import MessageOptions
 from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.pieces import text_pieces
 from areal_agent.gateway.reply import Reply
@@ -22,10 +21,10 @@ _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
 class MessageAnswer:
     """Writes the answer to one call: a block of text, if there is any, and one for each call."""
 
-    def __init__(self, session: Session, exchange: Exchange, options: MessageOptions) -> None:
+    def __init__(self, session: Session, exchange: Exchange, model: str, style: None) -> None:
         self._session = session
         self._exchange = exchange
-        self._options = options
+        self._model = model
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer in one piece."""
@@ -67,7 +66,7 @@ class MessageAnswer:
             "id": self._exchange.id,
             "type": "message",
             "role": "assistant",
-            "model": self._options.model,
+            "model": self._model,
             **self._usage(),
         }
 

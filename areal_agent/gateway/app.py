@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,15 +11,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from areal_agent.errors import RewardError
-from areal_agent.gateway import anthropic, chat, completions, responses
-from areal_agent.gateway.answer import CHUNKS, EVENTS, Answer, Wire, Writer
-from areal_agent.gateway.anthropic import read_message
-from areal_agent.gateway.anthropic_events import MessageAnswer
-from areal_agent.gateway.chat import ChatAnswer, read_chat
-from areal_agent.gateway.completions import CompletionAnswer, read_completion
-from areal_agent.gateway.exchange import Call, Exchange
-from areal_agent.gateway.responses import read_response
-from areal_agent.gateway.responses_events import ResponseAnswer
+from areal_agent.gateway.answer import CHUNKS, Answer
+from areal_agent.gateway.anthropic import MESSAGES
+from areal_agent.gateway.chat import CHAT
+from areal_agent.gateway.completions import COMPLETIONS
+from areal_agent.gateway.dialect import AnyDialect
+from areal_agent.gateway.responses import RESPONSES
 from areal_agent.gateway.rewards import as_reward
 from areal_agent.gateway.session import Session, SessionSealed
 from areal_agent.gateway.sessions import Sessions
@@ -27,8 +24,6 @@ from areal_agent.net.api_error import ApiError, error_response, json_response
 from areal_agent.net.body import Body
 
 Endpoint = Callable[[Request, Session], Awaitable[Response]]
-Options = TypeVar("Options")
-"""How a dialect's answers are written."""
 
 
 def make_app(sessions: Sessions, *, model: str) -> Starlette:
@@ -38,22 +33,13 @@ def make_app(sessions: Sessions, *, model: str) -> Starlette:
         sessions: whose calls are taken.
         model: the policy's name; clients may send any.
     """
-    messages = _dialect(read_message, MessageAnswer, anthropic.PREFIX, anthropic.WIRE)
     endpoints: list[tuple[str, Endpoint, str]] = [
-        ("/v1/chat/completions", _dialect(read_chat, ChatAnswer, chat.PREFIX, CHUNKS), "POST"),
-        (
-            "/v1/completions",
-            _dialect(read_completion, CompletionAnswer, completions.PREFIX, CHUNKS),
-            "POST",
-        ),
-        (
-            "/v1/responses",
-            _dialect(read_response, ResponseAnswer, responses.PREFIX, EVENTS),
-            "POST",
-        ),
-        ("/v1/messages", messages, "POST"),
+        ("/v1/chat/completions", _calls(CHAT), "POST"),
+        ("/v1/completions", _calls(COMPLETIONS), "POST"),
+        ("/v1/responses", _calls(RESPONSES), "POST"),
+        ("/v1/messages", _calls(MESSAGES), "POST"),
         # Anthropic's SDK adds /v1 itself, also to a base URL that ends in it.
-        ("/v1/v1/messages", messages, "POST"),
+        ("/v1/v1/messages", _calls(MESSAGES), "POST"),
         ("/v1/models", models, "GET"),
         ("/rl/set_reward", set_reward, "POST"),
     ]
@@ -92,29 +78,17 @@ def _key(request: Request) -> str:
     return request.headers.get("x-api-key", "")
 
 
-def _dialect(
-    read: Callable[[Body, Session, str, bool], tuple[Call, Options]],
-    writer: Callable[[Session, Exchange, Options], Writer],
-    prefix: str,
-    wire: Wire,
-) -> Endpoint:
-    """A route where the policy is called.
-
-    Args:
-        read: reads a request, given the policy's name and whether it was sent before.
-        writer: writes the answer.
-        prefix: the answer's id starts so.
-        wire: how errors and events are written.
-    """
+def _calls(dialect: AnyDialect) -> Endpoint:
+    """A route where the policy is called."""
 
     async def endpoint(request: Request, session: Session) -> Response:
         body = await Body.read(request)
         if session.is_sealed:
             raise SessionSealed
-        call, options = read(body, session, request.app.state.model, _is_retry(request))
-        exchange = session.begin(call, prefix=prefix)
-        answer = writer(session, exchange, options)
-        return Answer(session, exchange, answer, stream=call.stream, wire=wire)
+        call, style = dialect.call(body, session, is_retry=_is_retry(request))
+        exchange = session.begin(call, prefix=dialect.prefix)
+        writer = dialect.writer(session, exchange, request.app.state.model, style)
+        return Answer(session, exchange, writer, stream=call.stream, wire=dialect.wire)
 
     return endpoint
 
@@ -154,7 +128,7 @@ def _is_retry(request: Request) -> bool:
 
 async def _answer_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    wire = anthropic.WIRE if "/v1/messages" in request.url.path else CHUNKS
+    wire = MESSAGES.wire if "/v1/messages" in request.url.path else CHUNKS
     return error_response(error, wire.error(error))
 
 

@@ -5,86 +5,39 @@ from dataclasses import dataclass
 from typing import Any
 
 from areal_agent.aio import collect
-from areal_agent.gateway.exchange import Call, Exchange
+from areal_agent.gateway.dialect import Asked, Dialect
+from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.messages import read_messages, read_tools
 from areal_agent.gateway.reply import Reply, ReplyText
-from areal_agent.gateway.requests import digest, take_notes, wants_tools
-from areal_agent.gateway.sampling import MAX_CHOICES, read_sampling
+from areal_agent.gateway.requests import wants_tools
+from areal_agent.gateway.sampling import MAX_CHOICES
 from areal_agent.gateway.session import Session
-from areal_agent.net.api_error import ApiError
-from areal_agent.net.body import Body
+from areal_agent.net.body import Body, include_usage
 
 Emit = Callable[[Any], Awaitable[None]]
 """Sends one server-sent event."""
 
-PREFIX = "chatcmpl-"
-
 
 @dataclass(frozen=True, slots=True)
-class ChatOptions:
-    """How an answer is written."""
+class ChunkStyle:
+    """How an answer is written, by dialects whose events are chunks of it."""
 
-    model: str
     include_usage: bool
     logprobs: bool
 
 
-def read_chat(body: Body, session: Session, model: str, is_retry: bool) -> tuple[Call, ChatOptions]:
-    """Read a request.
-
-    Args:
-        body: the request.
-        session: what it belongs to.
-        model: the policy's name.
-        is_retry: the client says that it sent this before.
+def read_chat(body: Body, session: Session) -> Asked[ChunkStyle]:
+    """Read what only this dialect has.
 
     Raises:
         ApiError: 400, naming the parameter that cannot be honoured.
     """
-    key = digest(body, PREFIX)
-    take_notes(body)
     tools = read_tools(body.take("tools"))
     may_call = wants_tools(body.take("tool_choice", "auto"))
-    stream = body.boolean("stream")
-    options = ChatOptions(
-        model=model,
-        include_usage=include_usage(body, stream),
-        logprobs=body.boolean("logprobs"),
-    )
+    style = ChunkStyle(include_usage(body), body.boolean("logprobs"))
     body.integer("top_logprobs", 0, 0, 0)
-    call = Call(
-        messages=read_messages(body.take("messages")),
-        tools=tools if may_call else None,
-        gconfig=read_sampling(
-            body,
-            session.gconfig,
-            trained=session.trained,
-            max_tokens=("max_tokens", "max_completion_tokens"),
-            max_choices=MAX_CHOICES,
-        ),
-        digest=key,
-        stream=stream,
-        is_retry=is_retry,
-    )
-    body.finish()
-    return call, options
-
-
-def include_usage(body: Body, stream: bool) -> bool:
-    """Take ``stream_options``: whether a last event is to tell the usage.
-
-    Raises:
-        ApiError: 400, it is no such object, or the answer is not streamed.
-    """
-    options = body.take("stream_options")
-    if options is None:
-        return False
-    if not stream or not isinstance(options, dict):
-        raise ApiError("stream_options: only with stream, and as an object", param="stream_options")
-    inner = Body(options)
-    wanted = inner.boolean("include_usage")
-    inner.finish()
-    return wanted
+    messages = read_messages(body.take("messages"))
+    return Asked(style, messages, tools if may_call else None)
 
 
 def usage(exchange: Exchange) -> dict[str, int]:
@@ -100,10 +53,11 @@ def usage(exchange: Exchange) -> dict[str, int]:
 class ChatAnswer:
     """Writes the answer to one call."""
 
-    def __init__(self, session: Session, exchange: Exchange, options: ChatOptions) -> None:
+    def __init__(self, session: Session, exchange: Exchange, model: str, style: ChunkStyle) -> None:
         self._session = session
         self._exchange = exchange
-        self._options = options
+        self._model = model
+        self._style = style
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer in one piece."""
@@ -125,7 +79,7 @@ class ChatAnswer:
             await choices[0]
         else:
             await collect(choices)
-        if self._options.include_usage:
+        if self._style.include_usage:
             await emit({**self._head(_CHUNK), "choices": [], "usage": usage(self._exchange)})
 
     async def _stream_choice(self, i: int, emit: Emit) -> None:
@@ -143,7 +97,7 @@ class ChatAnswer:
         text = ReplyText(self._session.chat, call.gconfig)
         async for ids, logprobs, _ in self._exchange.tapes[i].parts():
             piece = "" if call.tools else text.push(ids)
-            if piece or self._options.logprobs:
+            if piece or self._style.logprobs:
                 await send({"content": piece} if piece else {}, None, ids, logprobs)
         reply = (await self._exchange.result())[i]
         if not call.tools:
@@ -164,14 +118,14 @@ class ChatAnswer:
             "id": exchange.id,
             "object": kind,
             "created": exchange.created,
-            "model": self._options.model,
+            "model": self._model,
         }
 
     def _choice(
         self, index: int, reason: str | None, ids: Sequence[int], logprobs: Sequence[float]
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
-        if self._options.logprobs:
+        if self._style.logprobs:
             texts = [self._session.chat.token_text(token) for token in ids]
             choice["logprobs"] = {
                 "content": [
@@ -182,6 +136,14 @@ class ChatAnswer:
             }
         return choice
 
+
+CHAT = Dialect(
+    "chatcmpl-",
+    read_chat,
+    ChatAnswer,
+    max_tokens=("max_tokens", "max_completion_tokens"),
+    max_choices=MAX_CHOICES,
+)
 
 _CHUNK = "chat.completion.chunk"
 

@@ -1,66 +1,31 @@
 """The completions dialect: a prompt as text or ids, continued."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from areal_agent.aio import collect
-from areal_agent.gateway.chat import include_usage, usage
-from areal_agent.gateway.exchange import Call, Exchange
+from areal_agent.gateway.chat import ChunkStyle, usage
+from areal_agent.gateway.dialect import Asked, Dialect
+from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.reply import Reply, ReplyText
-from areal_agent.gateway.requests import digest, take_notes
-from areal_agent.gateway.sampling import MAX_CHOICES, read_sampling
+from areal_agent.gateway.sampling import MAX_CHOICES
 from areal_agent.gateway.session import Session
 from areal_agent.net.api_error import ApiError
-from areal_agent.net.body import Body, check_ids
-
-PREFIX = "cmpl-"
+from areal_agent.net.body import Body, check_ids, include_usage
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOptions:
-    """How an answer is written."""
-
-    model: str
-    include_usage: bool
-    logprobs: bool
-
-
-def read_completion(
-    body: Body, session: Session, model: str, is_retry: bool
-) -> tuple[Call, CompletionOptions]:
-    """Read a request.
+def read_completion(body: Body, session: Session) -> Asked[ChunkStyle]:
+    """Read what only this dialect has.
 
     Raises:
         ApiError: 400, naming the parameter that cannot be honoured.
     """
-    key = digest(body, PREFIX)
-    take_notes(body)
-    stream = body.boolean("stream")
-    options = CompletionOptions(
-        model=model,
-        include_usage=include_usage(body, stream),
-        logprobs=body.integer("logprobs", -1, 0 if body.has("logprobs") else -1, 1) >= 0,
+    style = ChunkStyle(
+        include_usage(body),
+        body.integer("logprobs", -1, 0 if body.has("logprobs") else -1, 1) >= 0,
     )
     prompt = _prompt(body.take("prompt"), len(session.chat.tokenizer))
-    call = Call(
-        messages=(),
-        tools=None,
-        prompt=prompt,
-        param="prompt",
-        gconfig=read_sampling(
-            body,
-            session.gconfig,
-            trained=session.trained,
-            max_tokens=("max_tokens",),
-            max_choices=MAX_CHOICES,
-        ),
-        digest=key,
-        stream=stream,
-        is_retry=is_retry,
-    )
-    body.finish()
-    return call, options
+    return Asked(style, prompt=prompt)
 
 
 def _prompt(value: object, vocab_size: int) -> str | list[int]:
@@ -77,10 +42,11 @@ def _prompt(value: object, vocab_size: int) -> str | list[int]:
 class CompletionAnswer:
     """Writes the answer to one call."""
 
-    def __init__(self, session: Session, exchange: Exchange, options: CompletionOptions) -> None:
+    def __init__(self, session: Session, exchange: Exchange, model: str, style: ChunkStyle) -> None:
         self._session = session
         self._exchange = exchange
-        self._options = options
+        self._model = model
+        self._style = style
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer in one piece."""
@@ -93,14 +59,14 @@ class CompletionAnswer:
     async def stream(self, emit: Callable[[Any], Awaitable[None]]) -> None:
         """The answer as events, the choices interleaved as their tokens come."""
         await collect(self._stream_choice(i, emit) for i in range(len(self._exchange.tapes)))
-        if self._options.include_usage:
+        if self._style.include_usage:
             await emit({**self._head(), "choices": [], "usage": usage(self._exchange)})
 
     async def _stream_choice(self, i: int, emit: Callable[[Any], Awaitable[None]]) -> None:
         text = ReplyText(self._session.chat, self._exchange.call.gconfig)
         async for ids, logprobs, _ in self._exchange.tapes[i].parts():
             piece = text.push(ids)
-            if piece or self._options.logprobs:
+            if piece or self._style.logprobs:
                 choice = self._choice(i, piece, None, ids, logprobs)
                 await emit({**self._head(), "choices": [choice]})
         reply = (await self._exchange.result())[i]
@@ -112,7 +78,7 @@ class CompletionAnswer:
             "id": self._exchange.id,
             "object": "text_completion",
             "created": self._exchange.created,
-            "model": self._options.model,
+            "model": self._model,
         }
 
     def _choice(
@@ -129,7 +95,12 @@ class CompletionAnswer:
             "finish_reason": reason,
             "logprobs": None,
         }
-        if self._options.logprobs:
+        if self._style.logprobs:
             texts = [self._session.chat.token_text(token) for token in ids]
             choice["logprobs"] = {"tokens": texts, "token_logprobs": list(logprobs)}
         return choice
+
+
+COMPLETIONS = Dialect(
+    "cmpl-", read_completion, CompletionAnswer, param="prompt", max_choices=MAX_CHOICES
+)

@@ -8,6 +8,7 @@ from typing import Any, cast
 from areal_agent.data.json_schema import check_schema
 from areal_agent.data.messages import Message, Tools, clean_messages, clean_tools
 from areal_agent.errors import DataError
+from areal_agent.gateway.fields import items_of, role_of
 from areal_agent.net.api_error import ApiError
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -32,11 +33,7 @@ def read_messages(value: object, *, param: str = "messages") -> list[Message]:
     Raises:
         ApiError: 400, naming the field that cannot be taken.
     """
-    if not isinstance(value, list) or not value:
-        raise ApiError(
-            f"{param}: expected a list of at least one message, got {value!r:.80}", param=param
-        )
-    given = cast("list[object]", value)
+    given = items_of(value, param, "a list of at least one message", least=1)
     return clean([_message(message, f"{param}[{i}]") for i, message in enumerate(given)], param)
 
 
@@ -95,12 +92,7 @@ def _message(message: object, name: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise ApiError(f"{name}: expected an object, got {message!r:.80}", param=name)
     fields = {k: v for k, v in cast("Mapping[str, Any]", message).items() if v is not None}
-    role = fields.get("role")
-    if role not in ROLES:
-        raise ApiError(
-            f"{name}.role: expected one of {', '.join(ROLES)}, got {role!r:.80}",
-            param=f"{name}.role",
-        )
+    role = role_of(fields, name, ROLES)
     if role == "assistant":
         fields = {key: value for key, value in fields.items() if key in _ASSISTANT}
     else:
@@ -123,11 +115,7 @@ def read_text(content: object, name: str) -> str:
     """
     if isinstance(content, str):
         return content
-    if not isinstance(content, list):
-        raise ApiError(
-            f"{name}: expected text or a list of text parts, got {content!r:.80}", param=name
-        )
-    parts = cast("list[object]", content)
+    parts = items_of(content, name, "text or a list of text parts")
     return "".join(read_part(part, f"{name}[{i}]") for i, part in enumerate(parts))
 
 

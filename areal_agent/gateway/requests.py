@@ -1,11 +1,14 @@
-"""What the requests of all dialects have in common: digests, notes, objects with known fields."""
+"""What requests of several dialects have in common: digests, notes, tools, the system's text."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, cast
 
 import orjson
 
+from areal_agent.data.messages import Message, Tools
+from areal_agent.gateway.fields import fields_of, items_of
+from areal_agent.gateway.messages import read_tools
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body
 
@@ -42,48 +45,40 @@ def wants_tools(choice: object) -> bool:
     return choice == "auto"
 
 
-def only(body: Body, name: str, *allowed: object) -> None:
-    """Take a field that may have only values which mean nothing.
+def flat_tools(
+    value: object, *, kinds: Sequence[str | None], schema: str, notes: Collection[str] = ()
+) -> Tools:
+    """Return tools that a dialect writes flat as templates know them: under ``function``.
+
+    Args:
+        value: the list of tools.
+        kinds: what ``type`` may be, the name of it first.
+        schema: the dialect's name of ``parameters``.
+        notes: further fields that change nothing.
 
     Raises:
-        ApiError: 400, it has another one.
+        ApiError: 400, naming the tool that is none, or that only the dialect's own service has.
     """
-    value = body.take(name)
-    if value is not None and value not in allowed:
-        raise ApiError(
-            f"{name}: expected {' or '.join(map(repr, allowed))}, got {value!r:.80}: nothing else "
-            "is supported, leave it out",
-            param=name,
-            code="unsupported_parameter",
-        )
-
-
-def fields_of(value: object, name: str, known: Collection[str]) -> dict[str, Any]:
-    """Return the fields of an object that have a value.
-
-    Raises:
-        ApiError: 400, it is no object, or has a field that is not known.
-    """
-    if not isinstance(value, Mapping):
-        raise ApiError(f"{name}: expected an object, got {value!r:.80}", param=name)
-    fields = {k: v for k, v in cast("Mapping[str, Any]", value).items() if v is not None}
-    for key in fields:
-        if key not in known:
+    tools: list[dict[str, Any]] = []
+    for i, tool in enumerate(items_of(value, "tools")):
+        name = f"tools[{i}]"
+        kind = cast("Any", tool).get("type") if isinstance(tool, Mapping) else tool
+        if kind not in kinds:
             raise ApiError(
-                f"{name}.{key}: not supported here: leave it out",
-                param=f"{name}.{key}",
-                code="unsupported_parameter",
+                f"{name}.type: expected {kinds[0]!r}, got {kind!r:.80}: there are no built-in "
+                "tools here",
+                param=f"{name}.type",
             )
-    return fields
+        fields = fields_of(tool, name, ("type", "name", "description", "strict", schema, *notes))
+        function = {
+            "parameters" if key == schema else key: field
+            for key, field in fields.items()
+            if key != "type" and key not in notes
+        }
+        tools.append({"type": "function", "function": function})
+    return read_tools(tools)
 
 
-def text_field(fields: Mapping[str, Any], key: str, name: str) -> str:
-    """Return a field that must be text.
-
-    Raises:
-        ApiError: 400, it is not.
-    """
-    value = fields.get(key)
-    if not isinstance(value, str):
-        raise ApiError(f"{name}.{key}: expected text, got {value!r:.80}", param=f"{name}.{key}")
-    return value
+def after_system(text: str | None, messages: Sequence[Message]) -> Sequence[Message]:
+    """Return a dialogue with the system's text, if there is any, before it."""
+    return [{"role": "system", "content": text}, *messages] if text else messages

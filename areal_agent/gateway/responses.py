@@ -6,60 +6,33 @@ instructions and tools: these are said with each request.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
-from areal_agent.data.messages import Message, Tools
-from areal_agent.gateway.exchange import Call
-from areal_agent.gateway.messages import clean, read_text, read_tools
-from areal_agent.gateway.requests import (
-    digest,
-    fields_of,
-    only,
-    take_notes,
-    text_field,
-    wants_tools,
-)
-from areal_agent.gateway.sampling import read_sampling
+from areal_agent.data.messages import Message
+from areal_agent.gateway.answer import EVENTS
+from areal_agent.gateway.dialect import Asked, Dialect
+from areal_agent.gateway.fields import fields_of, items_of, only, role_of, text_field
+from areal_agent.gateway.messages import clean, read_text
+from areal_agent.gateway.requests import after_system, flat_tools, wants_tools
+from areal_agent.gateway.responses_events import Echo, ResponseAnswer
 from areal_agent.gateway.session import Session
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body
-
-PREFIX = "resp_"
 
 _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 _MESSAGE = ("type", "role", "content", "id", "status")
 _CALL = ("type", "call_id", "name", "arguments", "id", "status", "parsed_arguments")
 """The last is what OpenAI's SDK makes of `arguments` for its user; its 2.x sends it back."""
 _OUTPUT = ("type", "call_id", "output", "id", "status")
-_TOOL = ("type", "name", "description", "parameters", "strict")
 
 
-@dataclass(frozen=True, slots=True)
-class ResponseOptions:
-    """How an answer is written."""
-
-    echo: Mapping[str, Any]
-    """What answers repeat of the request."""
-
-
-def read_response(
-    body: Body, session: Session, model: str, is_retry: bool
-) -> tuple[Call, ResponseOptions]:
-    """Read a request.
-
-    Args:
-        body: the request.
-        session: what it belongs to.
-        model: the policy's name.
-        is_retry: the client says that it sent this before.
+def read_response(body: Body, session: Session) -> Asked[Echo]:
+    """Read what only this dialect has.
 
     Raises:
         ApiError: 400, naming the parameter that cannot be honoured.
     """
-    key = digest(body, PREFIX)
     echo: dict[str, Any] = {
-        "model": model,
         "metadata": body.take("metadata", {}),
         "store": body.boolean("store", True),
         "tools": body.take("tools", []),
@@ -70,31 +43,16 @@ def read_response(
         "truncation": "disabled",
         "text": {"format": {"type": "text"}},
     }
-    take_notes(body, "prompt_cache_retention")
     _take_neutral(body)
-    tools = _tools(echo["tools"])
+    tools = flat_tools(echo["tools"], kinds=("function",), schema="parameters")
     may_call = wants_tools(echo["tool_choice"])
-    stream = body.boolean("stream")
     asked = [*_before(session, echo["previous_response_id"]), *_input(body.take("input"))]
-    instructions = echo["instructions"]
-    gconfig = read_sampling(
-        body, session.gconfig, trained=session.trained, max_tokens=("max_output_tokens",)
-    )
-    call = Call(
-        param="input",
-        messages=[{"role": "system", "content": instructions}, *asked] if instructions else asked,
-        tools=tools if may_call else None,
-        gconfig=gconfig,
-        digest=key,
-        stream=stream,
-        is_retry=is_retry,
+    return Asked(
+        echo,
+        after_system(echo["instructions"], asked),
+        tools if may_call else None,
         kept=asked if echo["store"] else None,
     )
-    body.finish()
-    echo["temperature"] = gconfig.effective_temperature
-    echo["top_p"] = gconfig.top_p
-    echo["max_output_tokens"] = gconfig.max_new_tokens
-    return call, ResponseOptions(echo)
 
 
 def _take_neutral(body: Body) -> None:
@@ -128,35 +86,13 @@ def _before(session: Session, name: str | None) -> Sequence[Message]:
     return [*(exchange.call.kept or ()), *clean([exchange.replies[0].message], "input")]
 
 
-def _tools(value: object) -> Tools:
-    """Tools as the template knows them: what Responses writes flat stands under ``function``."""
-    if not isinstance(value, list):
-        raise ApiError(f"tools: expected a list, got {value!r:.80}", param="tools")
-    tools: list[dict[str, Any]] = []
-    for i, tool in enumerate(cast("list[object]", value)):
-        kind = cast("Any", tool).get("type") if isinstance(tool, Mapping) else tool
-        if kind != "function":
-            raise ApiError(
-                f"tools[{i}].type: expected 'function', got {kind!r:.80}: there are no built-in "
-                "tools here",
-                param=f"tools[{i}].type",
-            )
-        fields = fields_of(tool, f"tools[{i}]", _TOOL)
-        del fields["type"]
-        tools.append({"type": "function", "function": fields})
-    return read_tools(tools)
-
-
 def _input(value: object) -> list[Message]:
     if isinstance(value, str):
         return [{"role": "user", "content": value}]
-    if not isinstance(value, list) or not value:
-        raise ApiError(
-            f"input: expected text or a list of at least one item, got {value!r:.80}",
-            param="input",
-        )
     messages: list[Message] = []
-    for i, item in enumerate(cast("list[object]", value)):
+    for i, item in enumerate(
+        items_of(value, "input", "text or a list of at least one item", least=1)
+    ):
         _add_item(messages, item, f"input[{i}]")
     return clean(messages, "input")
 
@@ -166,12 +102,7 @@ def _add_item(messages: list[Message], item: object, name: str) -> None:
     kind = given.get("type") or ("message" if "role" in given else None)
     if kind == "message":
         fields = fields_of(item, name, _MESSAGE)
-        role = _ROLES.get(cast("str", fields.get("role")))
-        if role is None:
-            raise ApiError(
-                f"{name}.role: expected one of {', '.join(_ROLES)}, got {fields.get('role')!r:.80}",
-                param=f"{name}.role",
-            )
+        role = _ROLES[role_of(fields, name, _ROLES)]
         content = read_text(fields.get("content", ""), f"{name}.content")
         messages.append({"role": role, "content": content})
     elif kind == "function_call":
@@ -200,3 +131,14 @@ def _add_item(messages: list[Message], item: object, name: str) -> None:
 def _call(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     function = {key: text_field(fields, key, name) for key in ("name", "arguments")}
     return {"id": text_field(fields, "call_id", name), "type": "function", "function": function}
+
+
+RESPONSES = Dialect(
+    "resp_",
+    read_response,
+    ResponseAnswer,
+    wire=EVENTS,
+    param="input",
+    notes=("prompt_cache_retention",),
+    max_tokens=("max_output_tokens",),
+)

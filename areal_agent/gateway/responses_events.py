@@ -1,16 +1,19 @@
 """Answers of the responses dialect: items with ids of their own, whole or as events."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.pieces import text_pieces
 from areal_agent.gateway.reply import Reply
-from areal_agent.gateway.responses import PREFIX, ResponseOptions
 from areal_agent.gateway.session import Session
 
 Emit = Callable[[Any], Awaitable[None]]
 """Sends one server-sent event."""
+
+
+Echo = Mapping[str, Any]
+"""What answers repeat of their request."""
 
 
 class ResponseAnswer:
@@ -19,11 +22,12 @@ class ResponseAnswer:
     A reply that is only calls has no message.
     """
 
-    def __init__(self, session: Session, exchange: Exchange, options: ResponseOptions) -> None:
+    def __init__(self, session: Session, exchange: Exchange, model: str, echo: Echo) -> None:
         self._session = session
         self._exchange = exchange
-        self._options = options
-        self._name = exchange.id.removeprefix(PREFIX)
+        self._model = model
+        self._echo = echo
+        self._name = exchange.id.rpartition("_")[2]
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer in one piece."""
@@ -98,6 +102,7 @@ class ResponseAnswer:
         await send("output_item.done", output_index=k, item=item)
 
     def _head(self, status: str) -> dict[str, Any]:
+        gconfig = self._exchange.call.gconfig
         return {
             "id": self._exchange.id,
             "object": "response",
@@ -105,7 +110,11 @@ class ResponseAnswer:
             "status": status,
             "error": None,
             "incomplete_details": None,
-            **self._options.echo,
+            "model": self._model,
+            **self._echo,
+            "temperature": gconfig.effective_temperature,
+            "top_p": gconfig.top_p,
+            "max_output_tokens": gconfig.max_new_tokens,
             "output": [],
             "usage": None,
         }

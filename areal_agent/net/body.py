@@ -120,6 +120,23 @@ class Body:
                 raise _wrong(name, f"{NEUTRAL[name]!r}, the only supported value", value)
 
 
+def include_usage(body: Body) -> bool:
+    """Take ``stream_options``, which OpenAI's completions have: is a last event to tell the usage?
+
+    Raises:
+        ApiError: 400, it is no such object, or the answer is not streamed.
+    """
+    options = body.take("stream_options")
+    if options is None:
+        return False
+    if body.fields.get("stream") is not True or not isinstance(options, dict):
+        raise ApiError("stream_options: only with stream, and as an object", param="stream_options")
+    inner = Body(cast("dict[str, Any]", options))
+    wanted = inner.boolean("include_usage")
+    inner.finish()
+    return wanted
+
+
 def check_ids(name: str, value: Any, vocab_size: int) -> list[int]:
     """Return a list of token ids, or refuse it."""
     if not isinstance(value, list):

@@ -2,13 +2,12 @@
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 from areal_agent.inference.engine.request import GenerateRequest, SamplingParams
 from areal_agent.inference.engine.sampler import derive_seed
 from areal_agent.inference.server.state import ServerState
 from areal_agent.net.api_error import ApiError
-from areal_agent.net.body import Body
+from areal_agent.net.body import Body, include_usage
 
 MAX_CHOICES = 256
 
@@ -59,13 +58,13 @@ def read_options(body: Body, state: ServerState, *, new_id: str, max_tokens: int
         stop_ids=stop_ids,
     )
     _check(params, vocab)
-    stream = body.boolean("stream")
+    with_usage = include_usage(body)
     return Options(
         params=params,
         seed=body.integer("seed", random.getrandbits(62), 0),
         n=body.integer("n", 1, 1, MAX_CHOICES),
-        stream=stream,
-        include_usage=_include_usage(body, stream),
+        stream=body.boolean("stream"),
+        include_usage=with_usage,
         return_token_ids=body.boolean("return_token_ids"),
         return_weight_versions=body.boolean("return_weight_versions"),
         request_id=body.string("request_id") or new_id,
@@ -120,15 +119,3 @@ def _check(params: SamplingParams, vocab_size: int) -> None:
             f"temperature: expected 0 or at least 0.001, got {params.temperature}",
             param="temperature",
         )
-
-
-def _include_usage(body: Body, stream: bool) -> bool:
-    options = body.take("stream_options")
-    if options is None:
-        return False
-    if not stream or not isinstance(options, dict):
-        raise ApiError("stream_options: only with stream, and as an object", param="stream_options")
-    inner = Body(cast("dict[str, Any]", options))
-    wanted = inner.boolean("include_usage")
-    inner.finish()
-    return wanted
