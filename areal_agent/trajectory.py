@@ -5,7 +5,7 @@ Axes: N rows, T tokens. Per-token tensors are aligned with ``input_ids``: entry 
 Entry 0 of a row is never trained on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Self
@@ -38,6 +38,9 @@ class Trajectory:
     truncated: bool = False
     """The last reply ended for lack of budget."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    temperatures: Sequence[float] | None = None
+    """Sampling temperature at sampled tokens (0: greedy); ignored elsewhere. None stands for that
+    of the run."""
 
     def __post_init__(self) -> None:
         """Refuse rows that cannot be trained on."""
@@ -46,6 +49,10 @@ class Trajectory:
             raise TrajectoryError(
                 "expected input_ids, loss_mask, logprobs and versions of one length, got "
                 f"{n}, {len(self.loss_mask)}, {len(self.logprobs)}, {len(self.versions)}"
+            )
+        if self.temperatures is not None and len(self.temperatures) != n:
+            raise TrajectoryError(
+                f"expected as many temperatures as input_ids, got {len(self.temperatures)} for {n}"
             )
         if n == 0 or not any(self.loss_mask):
             raise TrajectoryError(
@@ -78,6 +85,7 @@ class Trajectory:
             reward=reward,
             truncated=response.stop_reason == "length",
             metrics=metrics or {},
+            temperatures=_at_replies([(len(prompt), response)]),
         )
 
     @classmethod
@@ -91,14 +99,15 @@ class Trajectory:
         """Several turns, each of whose prompts extends the prompt and reply before it.
 
         Raises:
-            TrajectoryError: a turn's prompt does not start with all tokens so far, or there is no
-                turn at all.
+            TrajectoryError: a turn's prompt does not start with all tokens so far, there is no
+                turn at all, or only some say at which temperature they were sampled.
         """
         if not responses:
             raise TrajectoryError("no turn: the episode made no model call")
         row = cls.from_response(responses[0], reward, metrics=metrics)
         ids, mask = list(row.input_ids), list(row.loss_mask)
         logprobs, versions = list(row.logprobs), list(row.versions)
+        parts = [(len(responses[0].input_tokens), responses[0])]
         for turn, response in enumerate(responses[1:], start=1):
             prompt = list(response.input_tokens)
             if prompt[: len(ids)] != ids:
@@ -111,6 +120,7 @@ class Trajectory:
             mask += [False] * len(new) + [True] * len(output)
             logprobs += [0.0] * len(new) + list(response.output_logprobs)
             versions += [NO_VERSION] * len(new) + list(response.output_versions)
+            parts.append((len(new), response))
         return replace(
             row,
             input_ids=ids,
@@ -118,7 +128,24 @@ class Trajectory:
             logprobs=logprobs,
             versions=versions,
             truncated=responses[-1].stop_reason == "length",
+            temperatures=_at_replies(parts),
         )
+
+
+def _at_replies(parts: Sequence[tuple[int, ModelResponse]]) -> list[float] | None:
+    """Sampling temperatures of a row: of each reply, and how many tokens are new before it."""
+    told = [response.temperature is not None for _, response in parts]
+    if any(told) and not all(told):
+        raise TrajectoryError(
+            f"turn {told.index(False)} does not say at which temperature it was sampled, and turn "
+            f"{told.index(True)} does: set ModelResponse.temperature on all of them, or on none"
+        )
+    out: list[float] = []
+    for n_before, response in parts:
+        if response.temperature is None:
+            return None
+        out += [1.0] * n_before + [response.temperature] * len(response.output_tokens)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +174,8 @@ class RolloutBatch:
     ``input_ids`` int64 [N, T], ``attention_mask`` bool [N, T], ``loss_mask`` bool [N, T],
     ``logprobs`` float32 [N, T] (sampler's), ``versions`` int32 [N, T] (`NO_VERSION` off the mask),
     ``rewards`` float32 [N], ``group_ids`` int64 [N], ``episode_ids`` int64 [N] (rows of one episode
-    share it), ``truncated`` bool [N].
+    share it), ``truncated`` bool [N], ``temperatures`` float32 [N, T] (of the sampler at sampled
+    tokens, where the trainer's logprobs are taken at the same; anything elsewhere).
     """
 
     input_ids: Tensor
@@ -159,8 +187,7 @@ class RolloutBatch:
     group_ids: Tensor
     episode_ids: Tensor
     truncated: Tensor
-    temperature: float = 1.0
-    """Sampling temperature; the trainer's logprobs are taken at the same."""
+    temperatures: Tensor
 
     def __len__(self) -> int:
         """Return N."""
@@ -196,7 +223,8 @@ class TrainBatch(RolloutBatch):
 def collate(groups: Sequence[TrajectoryGroup], *, temperature: float = 1.0) -> RolloutBatch:
     """Pad the rows of `groups` on the right into one batch.
 
-    Group ids number the groups in the order given, episode ids the episodes.
+    Group ids number the groups in the order given, episode ids the episodes. Rows that do not say
+    at which temperature they were sampled were sampled at `temperature`.
 
     Raises:
         TrajectoryError: there is no row.
@@ -217,21 +245,23 @@ def collate(groups: Sequence[TrajectoryGroup], *, temperature: float = 1.0) -> R
     width = int(lengths.max())
     attention_mask = torch.arange(width)[None, :] < lengths[:, None]
 
-    def pad(name: str, fill: float, dtype: torch.dtype) -> Tensor:
-        flat = list(chain.from_iterable(getattr(row, name) for row in rows))
+    def pad(parts: Iterable[Sequence[float]], fill: float, dtype: torch.dtype) -> Tensor:
         out = torch.full((len(rows), width), fill, dtype=dtype)
-        out[attention_mask] = torch.tensor(flat, dtype=dtype)
+        out[attention_mask] = torch.tensor(list(chain.from_iterable(parts)), dtype=dtype)
         return out
 
+    def heat(row: Trajectory) -> Sequence[float]:
+        return [temperature] * len(row.input_ids) if row.temperatures is None else row.temperatures
+
     return RolloutBatch(
-        input_ids=pad("input_ids", 0, torch.int64),
+        input_ids=pad((row.input_ids for row in rows), 0, torch.int64),
         attention_mask=attention_mask,
-        loss_mask=pad("loss_mask", 0, torch.bool),
-        logprobs=pad("logprobs", 0.0, torch.float32),
-        versions=pad("versions", NO_VERSION, torch.int32),
+        loss_mask=pad((row.loss_mask for row in rows), 0, torch.bool),
+        logprobs=pad((row.logprobs for row in rows), 0.0, torch.float32),
+        versions=pad((row.versions for row in rows), NO_VERSION, torch.int32),
         rewards=torch.tensor([row.reward for row in rows], dtype=torch.float32),
         group_ids=torch.tensor(group_ids, dtype=torch.int64),
         episode_ids=torch.tensor(episode_ids, dtype=torch.int64),
         truncated=torch.tensor([row.truncated for row in rows]),
-        temperature=temperature,
+        temperatures=pad(map(heat, rows), 1.0, torch.float32),
     )

@@ -87,6 +87,9 @@ class ModelResponse:
     """From the call to the last token, waiting and retries included."""
     ttft_seconds: float = 0.0
     """From the call to the first token; 0 when the engine does not report it."""
+    temperature: float | None = None
+    """Sampling temperature; 0 for a greedy reply, whose logprobs are at 1. None means that the
+    engine does not say: then it is taken to be that of the run's `gconfig`."""
 
     def __post_init__(self) -> None:
         """Refuse lists that do not line up."""

@@ -39,7 +39,7 @@ class Loss(Protocol):
 
         Args:
             logprobs: [N, T] with gradient, aligned with ``batch.input_ids`` (entry 0 is 0), at
-                ``batch.temperature``. Off ``loss_mask`` they may be anything, NaN included.
+                ``batch.temperatures``. Off ``loss_mask`` they may be anything, NaN included.
             batch: the micro-batch.
         """
         ...

@@ -40,7 +40,7 @@ class TrainBackend(Protocol):
     """Holds the model and its optimiser on one rank. Synchronous."""
 
     def logprobs(self, batch: RolloutBatch) -> Tensor:
-        """float32 [N, T] on CPU: entry t is log p(token t | before) at ``batch.temperature``.
+        """float32 [N, T] on CPU: entry t is log p(token t | before) at ``batch.temperatures``.
 
         Entry 0, padding, and positions off ``loss_mask`` are 0.
         """

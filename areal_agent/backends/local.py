@@ -90,7 +90,7 @@ class LocalBackend:
                 mask = batch.loss_mask[rows, :width]
                 if not mask.any():
                     continue
-                values = self._token_logprobs(ids, mask, batch.temperature)
+                values = self._token_logprobs(ids, mask, batch.temperatures[rows, :width])
                 out[rows, :width] = values.float().cpu()
         return out
 
@@ -104,7 +104,7 @@ class LocalBackend:
             if micro.n_loss_tokens == 0:
                 continue
             micro = self._to_device(micro)
-            logprobs = self._token_logprobs(micro.input_ids, micro.loss_mask, micro.temperature)
+            logprobs = self._token_logprobs(micro.input_ids, micro.loss_mask, micro.temperatures)
             output = loss(logprobs, micro)
             cast("Any", output.loss).backward()
             sums.add(output)
@@ -135,14 +135,14 @@ class LocalBackend:
         self._skipped_total = saved.counters["skipped_total"]
         restore_random_states(saved.random)
 
-    def _token_logprobs(self, ids: Tensor, mask: Tensor, temperature: float) -> Tensor:
+    def _token_logprobs(self, ids: Tensor, mask: Tensor, temperatures: Tensor) -> Tensor:
         half = self._config.dtype == "bfloat16"
         with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=half):
             return token_logprobs(
                 self._model,
                 ids.to(self._device),
                 mask.to(self._device),
-                temperature=temperature,
+                temperatures.to(self._device),
                 plain_head=self._plain_head,
             )
 

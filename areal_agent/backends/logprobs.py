@@ -1,4 +1,4 @@
-"""Logprobs of given tokens under a model, with gradient, at the sampling temperature.
+"""Logprobs of given tokens under a model, with gradient, at the temperatures of the sampler.
 
 Legend: N rows, T tokens, K trained tokens, D width, V vocabulary. Entry [n, t] of the result is
 log p(token t | tokens before t), so it comes from the logits at t - 1. Padding is on the right:
@@ -21,8 +21,8 @@ def token_logprobs(
     model: PreTrainedModel,
     input_ids: Tensor,
     mask: Tensor,
+    temperatures: Tensor,
     *,
-    temperature: float,
     plain_head: bool,
 ) -> Tensor:
     """Logprobs at `mask`, 0 elsewhere; nothing off the mask has a gradient.
@@ -31,22 +31,21 @@ def token_logprobs(
         model: a causal language model.
         input_ids: [N, T], valid ids everywhere.
         mask: [N, T] bool; column 0 is ignored, for its token has nothing before it.
-        temperature: above 0; the logits are divided by it.
+        temperatures: [N, T], above 0 at `mask`; the logits of each token are divided by its own.
         plain_head: what `has_plain_head` says of `model`.
 
     Returns:
         float32 [N, T] on the model's device (float64 for a float64 model).
     """
-    if temperature <= 0:
-        raise ValueError(f"expected a temperature above 0, got {temperature!r}")
     before = mask[:, 1:]  # [N, T - 1]: positions whose next token is wanted
     targets = input_ids[:, 1:][before]  # [K]
+    heat = _divisors(temperatures[:, 1:][before])
     if plain_head:
         hidden = _hidden(model, input_ids[:, :-1])[before]  # [K, D]
-        values = _head_logprobs(model.get_output_embeddings(), hidden, targets, temperature)
+        values = _head_logprobs(model.get_output_embeddings(), hidden, targets, heat)
     else:
         logits = cast("Any", model)(input_ids=input_ids[:, :-1], use_cache=False).logits
-        values = _select(logits[before], targets, temperature)
+        values = _select(logits[before], targets, heat)
     out = values.new_zeros(input_ids.shape)
     rows, columns = torch.nonzero(before, as_tuple=True)
     return out.index_put((rows, columns + 1), values)
@@ -74,22 +73,33 @@ def _hidden(model: PreTrainedModel, input_ids: Tensor) -> Tensor:
     return base(input_ids=input_ids, use_cache=False).last_hidden_state
 
 
-def _head_logprobs(head: Any, hidden: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def _divisors(temperatures: Tensor) -> Tensor | None:
+    """Return [K, 1], or None where nothing is to be divided."""
+    if not bool((temperatures > 0).all()):
+        raise ValueError(f"expected temperatures above 0, got {float(temperatures.min())!r}")
+    return None if bool((temperatures == 1).all()) else temperatures[:, None]
+
+
+def _head_logprobs(head: Any, hidden: Tensor, targets: Tensor, heat: Tensor | None) -> Tensor:
     """Logprobs [K] from hidden states [K, D], a piece at a time when there are many."""
 
-    def piece(h: Tensor, t: Tensor) -> Tensor:
-        return _select(head(h), t, temperature)
+    def piece(h: Tensor, t: Tensor, d: Tensor | None) -> Tensor:
+        return _select(head(h), t, d)
 
     if len(targets) <= HEAD_TOKENS:
-        return piece(hidden, targets)
+        return piece(hidden, targets, heat)
     pieces: list[Tensor] = []
-    for h, t in zip(hidden.split(HEAD_TOKENS), targets.split(HEAD_TOKENS), strict=True):
+    for i in range(0, len(targets), HEAD_TOKENS):
+        part = slice(i, i + HEAD_TOKENS)
+        args = hidden[part], targets[part], None if heat is None else heat[part]
         # Recomputed in the backward pass: logits of [HEAD_TOKENS, V] are never kept.
-        pieces.append(cast("Tensor", checkpoint(piece, h, t, use_reentrant=False)))
+        pieces.append(cast("Tensor", checkpoint(piece, *args, use_reentrant=False)))
     return torch.cat(pieces)
 
 
-def _select(logits: Tensor, targets: Tensor, temperature: float) -> Tensor:
+def _select(logits: Tensor, targets: Tensor, heat: Tensor | None) -> Tensor:
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
-    return -functional.cross_entropy(logits / temperature, targets, reduction="none")
+    if heat is not None:
+        logits = logits / heat
+    return -functional.cross_entropy(logits, targets, reduction="none")

@@ -146,6 +146,7 @@ class HttpInferenceEngine:
             output_versions=reply.versions,
             stop_reason=reply.stop_reason,
             latency_seconds=now() - started,
+            temperature=gconfig.effective_temperature,
         )
 
     async def _sample(

@@ -10,7 +10,11 @@ from areal_agent.trajectory import LARGEST_REWARD, Trajectory
 
 
 def check_rows(
-    rows: Sequence[Trajectory], *, newest_version: int, vocab_size: int | None = None
+    rows: Sequence[Trajectory],
+    *,
+    newest_version: int,
+    vocab_size: int | None = None,
+    trained: bool = True,
 ) -> list[Trajectory]:
     """Return the rows with metrics as floats.
 
@@ -18,13 +22,25 @@ def check_rows(
         rows: of one episode.
         newest_version: no token can have a newer one.
         vocab_size: no token id can reach it; None leaves ids unchecked.
+        trained: they are for training, where no token can be greedy.
 
     Raises:
         TrajectoryError: a row was changed after it was made so that its lists differ in length, a
             token id is none of the model's, a reward is too large for float32, a version is from
-            the future, or a metric is not a finite number.
+            the future, a token to train on was greedy, or a metric is not a finite number.
     """
+    for row in rows if trained else ():
+        _check_sampled(row)
     return [_checked(row, newest_version, vocab_size) for row in rows]
+
+
+def _check_sampled(row: Trajectory) -> None:
+    told = row.temperatures or ()
+    if any(m and not t for m, t in zip(row.loss_mask, told, strict=False)):
+        raise TrajectoryError(
+            "a token to train on was taken greedily (temperature 0): it has no probability to "
+            "train on; sample it at a temperature above 0, or leave it out of loss_mask"
+        )
 
 
 def _checked(row: Trajectory, newest_version: int, vocab_size: int | None) -> Trajectory:

@@ -97,7 +97,8 @@ async def run_episode(
         async with limit:
             result = await workflow.arun_episode(recorder, copy.deepcopy(dict(data)))
         # One more than is served everywhere: a server may have taken the next version already.
-        ending = _ending(result, recorder.version + 1, vocab_size)
+        newest = recorder.version + 1
+        ending = _ending(result, newest, vocab_size, trained=not spec.is_eval)
     except KeyboardInterrupt:
         raise
     except asyncio.CancelledError as error:
@@ -125,11 +126,13 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
-def _ending(result: object, newest_version: int, vocab_size: int | None) -> _Ending:
+def _ending(
+    result: object, newest_version: int, vocab_size: int | None, *, trained: bool
+) -> _Ending:
     rows = as_trajectories(result)
     if rows is None:
         return _Ending("rejected")
-    rows = check_rows(rows, newest_version=newest_version, vocab_size=vocab_size)
+    rows = check_rows(rows, newest_version=newest_version, vocab_size=vocab_size, trained=trained)
     outcome: Outcome = "truncated" if any(row.truncated for row in rows) else "ok"
     ending = _Ending(outcome, rows)
     if isinstance(result, Mapping):

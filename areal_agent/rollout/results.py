@@ -22,8 +22,9 @@ def as_trajectories(result: object) -> list[Trajectory] | None:
     """Check what a workflow returned and convert it, once, at the edge.
 
     Accepts a `Trajectory`, a list of them, a tensor dict (``input_ids``, ``attention_mask``,
-    ``loss_mask``, ``logprobs``, ``versions`` [B, T]; ``rewards`` [B]; ``truncated`` [B] if known),
-    a dict of `Interaction`s with rewards, or None.
+    ``loss_mask``, ``logprobs``, ``versions`` [B, T]; ``rewards`` [B]; ``temperatures`` [B, T] if
+    they are not the run's; ``truncated`` [B] if known), a dict of `Interaction`s with rewards, or
+    None.
 
     An interaction that extends its parent joins the parent's row, unless another one did so
     already or the parent earned a different reward: then it starts a row of its own. Each sampled
@@ -85,6 +86,13 @@ def _checked(row: Trajectory, name: str) -> Trajectory:
                 f"{name}: expected a weight version of 0 or more at sampled token {t}, got "
                 f"{row.versions[t]!r}: pass on the engine's output_versions"
             )
+    told = row.temperatures or ()
+    for t, (sampled, temperature) in enumerate(zip(row.loss_mask, told, strict=False)):
+        if sampled and not 0 <= temperature < math.inf:
+            raise TrajectoryError(
+                f"{name}: expected a temperature of 0 or more at sampled token {t}, got "
+                f"{temperature!r}"
+            )
     return replace(row, reward=reward) if type(row.reward) is not float else row
 
 
@@ -101,37 +109,39 @@ def _from_mapping(result: Mapping[object, object]) -> list[Trajectory] | None:
     return _from_interactions(cast("Mapping[str, Interaction]", result))
 
 
-_TENSOR_KEYS = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions")
+_PER_TOKEN = ("input_ids", "attention_mask", "loss_mask", "logprobs", "versions")
+_NEEDED = (*_PER_TOKEN, "rewards")
+_KNOWN = (*_NEEDED, "temperatures", "truncated")
 
 
 def _from_tensors(result: Mapping[str, Tensor]) -> list[Trajectory] | None:
-    known = (*_TENSOR_KEYS, "rewards", "truncated")
-    if unknown := [key for key in result if key not in known]:
+    if unknown := [key for key in result if key not in _KNOWN]:
         raise TrajectoryError(
             f"the tensor dict has the key {unknown[0]!r}, which nothing reads: leave it out; known "
-            f"are {', '.join(known)}"
+            f"are {', '.join(_KNOWN)}"
         )
-    if missing := [key for key in known[:-1] if key not in result]:
+    if missing := [key for key in _NEEDED if key not in result]:
         raise TrajectoryError(
             f"the tensor dict lacks {missing[0]!r}, got {sorted(result)}: training needs "
-            f"{', '.join(known[:-1])}"
+            f"{', '.join(_NEEDED)}"
         )
     shape = tuple(result["input_ids"].shape)
     if len(shape) != 2:
         raise TrajectoryError(f"expected input_ids of shape [B, T], got {list(shape)}")
     for key, tensor in result.items():
-        expected = shape if key in _TENSOR_KEYS else shape[:1]
+        expected = shape[:1] if key in ("rewards", "truncated") else shape
         if tuple(tensor.shape) != expected:
             raise TrajectoryError(
                 f"expected {key} of shape {list(expected)} like input_ids {list(shape)}, got "
                 f"{list(tensor.shape)}"
             )
     truncated = result.get("truncated", torch.zeros(shape[0], dtype=torch.bool))
+    told = result.get("temperatures")
     rows: list[Trajectory] = []
     for i in range(shape[0]):
         keep = result["attention_mask"][i].bool()
         ids, _, mask, logprobs, versions = (
-            cast("list[Any]", result[key][i][keep].tolist()) for key in _TENSOR_KEYS
+            cast("list[Any]", result[key][i][keep].tolist()) for key in _PER_TOKEN
         )
         try:
             row = Trajectory(
@@ -141,6 +151,7 @@ def _from_tensors(result: Mapping[str, Tensor]) -> list[Trajectory] | None:
                 versions=[int(v) if m else NO_VERSION for v, m in zip(versions, mask, strict=True)],
                 reward=float(result["rewards"][i]),
                 truncated=bool(truncated[i]),
+                temperatures=None if told is None else told[i][keep].tolist(),
             )
         except TrajectoryError as error:
             raise TrajectoryError(f"row {i} of the tensor dict: {error}") from error

@@ -121,6 +121,7 @@ class FakeEngine:
             output_logprobs=list(logprobs[:n]),
             output_versions=versions,
             stop_reason="length" if n < len(reply.ids) else reply.stop_reason,
+            temperature=request.gconfig.effective_temperature,
         )
 
     async def _wait(self) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -51,6 +52,8 @@ class WeightPublisher:
         """
         started = time.perf_counter()
         rows = batch.rows(torch.argsort(batch.attention_mask.sum(1))[:PROBE_ROWS])
+        # Weights are compared, not sampling: one temperature for all.
+        plain = replace(rows, temperatures=torch.ones_like(rows.temperatures))
         target = self.folder / f"v{version:06d}"
         try:
             async with asyncio.timeout(self.timeout_seconds):
@@ -59,7 +62,7 @@ class WeightPublisher:
                 # The servers load while the trainer makes what they will be compared with.
                 async with task_group() as group:
                     group.create_task(self.engine.update_weights(target, version))
-                    expected = group.create_task(self.backend.logprobs(rows))
+                    expected = group.create_task(self.backend.logprobs(plain))
                     group.create_task(asyncio.to_thread(self._forget_older_than, version))
         except TimeoutError as error:
             raise WeightUpdateError(
@@ -76,14 +79,14 @@ class WeightPublisher:
         }
 
     async def _probe(self, version: int, rows: RolloutBatch, expected: torch.Tensor) -> float:
-        """Largest difference between the servers' and the trainer's logprobs of `rows`.
+        """Largest difference between the servers' and the trainer's logprobs of `rows`, at 1.
 
         Raises:
             WeightUpdateError: it is above `max_probe_difference`.
         """
         lengths = rows.attention_mask.sum(1).tolist()
         ids = [row[:n] for row, n in zip(rows.input_ids.tolist(), lengths, strict=True)]
-        scores = await self.engine.score(ids, temperature=rows.temperature)
+        scores = await self.engine.score(ids)
         if scores.version != version:
             raise WeightUpdateError(
                 f"after loading version {version} the server scores with version {scores.version}"

@@ -73,6 +73,7 @@ def sft_batch(rows: Sequence[Row]) -> TrainBatch:
         group_ids=torch.arange(n),
         episode_ids=torch.arange(n),
         truncated=torch.zeros(n, dtype=torch.bool),
+        temperatures=torch.ones(n, width),
         advantages=zeros,
         prox_logprobs=zeros,
     )

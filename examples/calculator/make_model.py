@@ -93,7 +93,12 @@ class InProcess:
         if on_tokens is not None:
             on_tokens(made.token_ids, made.logprobs, made.versions)
         return ModelResponse(
-            prompt, made.token_ids, made.logprobs, made.versions, made.finish_reason
+            prompt,
+            made.token_ids,
+            made.logprobs,
+            made.versions,
+            made.finish_reason,
+            temperature=g.effective_temperature,
         )
 
 

@@ -122,6 +122,7 @@ def make_batch(n: int = 8, width: int = 20, *, seed: int = 0) -> TrainBatch:
         group_ids=torch.arange(n) // 4,
         episode_ids=torch.arange(n),
         truncated=torch.zeros(n, dtype=torch.bool),
+        temperatures=torch.ones(n, width),
         advantages=torch.randn(n, 1, generator=g).expand(n, width).clone(),
         prox_logprobs=logprobs,
     )
@@ -161,7 +162,8 @@ def equal(a: Path, b: Path) -> bool:
 
 
 async def test_logprobs_are_those_of_the_exported_model(backend: Make, tmp_path: Path) -> None:
-    batch = replace(as_rollout(make_batch()), temperature=0.6)
+    batch = as_rollout(make_batch())
+    batch = replace(batch, temperatures=torch.full_like(batch.logprobs, 0.6))
     async with backend() as handle:
         got = await handle.logprobs(batch)
         await handle.export(tmp_path / "out")

@@ -221,6 +221,14 @@ async def test_scores_agree_with_sampling(subject):
     assert scores[3:] == pytest.approx(list(reply.output_logprobs), abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("gconfig", "temperature"), [({"temperature": 0.5}, 0.5), ({"greedy": True}, 0.0)]
+)
+async def test_a_reply_says_at_which_temperature_it_was_sampled(subject, gconfig, temperature):
+    reply = await subject.engine.agenerate(ask(**gconfig))
+    assert reply.temperature == temperature
+
+
 async def test_a_seed_repeats(subject):
     first = await subject.engine.agenerate(ask(seed=11))
     again = await subject.engine.agenerate(ask(seed=11))

@@ -62,6 +62,8 @@ class Story:
     """Largest difference of scored logprobs, by version and temperature."""
     sampled: dict[tuple[int, float], float] = field(default_factory=dict)
     """The same of logprobs that came with sampled tokens."""
+    mixed: dict[int, float] = field(default_factory=dict)
+    """The same of a batch with many temperatures, by version."""
     probe: float = 1.0
 
 
@@ -104,7 +106,7 @@ async def compare(run: Run, batch: RolloutBatch, story: Story, *, version: int) 
     assert set(batch.versions[batch.loss_mask].tolist()) == {version}
     story.sampled[version, TRAINING_TEMPERATURE] = await sampling_difference(run, batch)
     for temperature in TEMPERATURES:
-        at = replace(batch, temperature=temperature)
+        at = replace(batch, temperatures=torch.full_like(batch.logprobs, temperature))
         expected = await run.backend.logprobs(at)
         lengths = at.attention_mask.sum(1).tolist()
         rows = [ids[:n] for ids, n in zip(at.input_ids.tolist(), lengths, strict=True)]
@@ -121,6 +123,23 @@ async def compare(run: Run, batch: RolloutBatch, story: Story, *, version: int) 
     )
     groups = [TrajectoryGroup("p", [[Trajectory.from_response(reply, 0.0)] for reply in replies])]
     story.sampled[version, 1.0] = await sampling_difference(run, collate(groups))
+    story.mixed[version] = await sampling_difference(run, await mixed(run))
+
+
+async def mixed(run: Run) -> RolloutBatch:
+    """A batch whose turns were each sampled at a temperature of its own, two a row."""
+    engine, rows = run.engine, list[list[Trajectory]]()
+    for i, prompt in enumerate(PROMPTS):
+        turns: list[ModelResponse] = []
+        ids = list(prompt)
+        for temperature in (0.4 + 0.3 * i, 1.7 - 0.2 * i):
+            gconfig = GenerationHyperparameters(
+                temperature=temperature, max_new_tokens=12, max_tokens=64
+            )
+            turns.append(await engine.agenerate(ModelRequest(ids, gconfig)))
+            ids = [*turns[-1].input_tokens, *turns[-1].output_tokens, 40]
+        rows.append([Trajectory.from_turns(turns, float(i))])
+    return collate([TrajectoryGroup("p", rows)], temperature=TRAINING_TEMPERATURE)
 
 
 async def sampling_difference(run: Run, batch: RolloutBatch) -> float:
@@ -187,6 +206,11 @@ async def fresh_server(folder: Path, root: Path, stack: AsyncExitStack) -> HttpI
 def test_trainer_and_server_agree(story: Story, version: int, temperature: float) -> None:
     assert story.scored[version, temperature] < CLOSE
     assert story.sampled[version, temperature] < CLOSE
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_they_agree_where_each_turn_has_its_own_temperature(story: Story, version: int) -> None:
+    assert story.mixed[version] < CLOSE
 
 
 def test_the_probe_after_an_update_agrees(story: Story) -> None:

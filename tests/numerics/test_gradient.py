@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numerics_support import make_batch
 from torch import Tensor
 from torch.nn import functional
@@ -37,8 +39,8 @@ def stepped(
 
 @pytest.fixture
 def batch(tiny_model: Path) -> TrainBatch:
-    """A batch whose prox logprobs are near the model's, so that some tokens clip and some not."""
-    raw = make_batch(seed=3)
+    """Turns of many temperatures; prox logprobs so near the model's that not all tokens clip."""
+    raw = make_batch(seed=3, temperature=None)
     backend = LocalBackend(TrainEngineConfig(), tiny_model, total_optimizer_steps=1, seed=0)
     exact = backend.logprobs(raw)
     g = torch.Generator().manual_seed(1)
@@ -64,6 +66,27 @@ def test_micro_batches(tiny_model: Path, batch: TrainBatch, max_tokens: int) -> 
     same(whole, stepped(tiny_model, batch, max_tokens))
 
 
+def test_temperatures_count(tiny_model: Path, batch: TrainBatch) -> None:
+    """A batch at one temperature leads elsewhere."""
+    plain = replace(batch, temperatures=torch.ones_like(batch.temperatures))
+    mixed, same_for_all = stepped(tiny_model, batch)[1], stepped(tiny_model, plain)[1]
+    assert any(float((mixed[n] - same_for_all[n]).abs().max()) > 1e-3 for n in mixed)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 300), st.integers(0, 2**31))
+def test_logprobs_at_mixed_temperatures_do_not_depend_on_the_cut(
+    tiny_model: Path, seed: int, max_tokens: int, order_seed: int
+) -> None:
+    batch = make_batch(seed=seed, temperature=None)
+    order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(order_seed))
+    config = TrainEngineConfig(max_tokens_per_mb=max_tokens)
+    cut = LocalBackend(config, tiny_model, total_optimizer_steps=1, seed=0)
+    whole = LocalBackend(TrainEngineConfig(), tiny_model, total_optimizer_steps=1, seed=0)
+    expected, got = whole.logprobs(batch)[order], cut.logprobs(batch.rows(order))
+    torch.testing.assert_close(got, expected[:, : got.shape[1]], rtol=1e-4, atol=1e-5)
+
+
 def test_row_order(tiny_model: Path, batch: TrainBatch) -> None:
     order = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))
     same(stepped(tiny_model, batch), stepped(tiny_model, batch.rows(order), 60))
@@ -83,6 +106,7 @@ def test_padding(tiny_model: Path, batch: TrainBatch) -> None:
         versions=wider(batch.versions, -1),
         advantages=wider(batch.advantages, nan),
         prox_logprobs=wider(batch.prox_logprobs, nan),
+        temperatures=wider(batch.temperatures, nan),
     )
     same(stepped(tiny_model, batch), stepped(tiny_model, padded))
 

@@ -1,5 +1,6 @@
 """Token logprobs against a plain forward pass of transformers."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,26 +25,28 @@ from areal_agent.models.load import load_causal_lm
 
 
 def plain_logprobs(
-    model: PreTrainedModel, ids: Tensor, attention_mask: Tensor, temperature: float
+    model: PreTrainedModel, ids: Tensor, attention_mask: Tensor, temperatures: Tensor
 ) -> Tensor:
     """Straight from the definition, with an attention mask and all logits, in float64."""
-    logits = model(input_ids=ids, attention_mask=attention_mask).logits.double() / temperature
+    logits = model(input_ids=ids, attention_mask=attention_mask).logits.double()
+    logits[:, :-1] /= temperatures[:, 1:, None]
     logps = logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None])[..., 0]
     return torch.cat([torch.zeros(len(ids), 1, dtype=torch.float64), logps], dim=1)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, None])
 @pytest.mark.parametrize("max_tokens_per_mb", [30, 8192])
 def test_equal_to_transformers(
-    tiny_model: Path, temperature: float, max_tokens_per_mb: int
+    tiny_model: Path, temperature: float | None, max_tokens_per_mb: int
 ) -> None:
+    """S18: at one temperature, and where each turn has its own."""
     batch = make_batch(temperature=temperature)
     config = TrainEngineConfig(max_tokens_per_mb=max_tokens_per_mb)
     backend = LocalBackend(config, tiny_model, total_optimizer_steps=1, seed=0)
     got = backend.logprobs(batch)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     with torch.no_grad():
-        expected = plain_logprobs(model, batch.input_ids, batch.attention_mask, temperature)
+        expected = plain_logprobs(model, batch.input_ids, batch.attention_mask, batch.temperatures)
     expected = torch.where(batch.loss_mask, expected, 0.0)
     assert got.dtype == torch.float32
     assert float((got - expected).abs().max()) < 1e-5
@@ -62,18 +65,18 @@ def test_temperature_by_hand(tiny_model: Path, temperature: float, expected: flo
         head.bias.copy_(torch.tensor([2.0, 0.0]))
     model.set_output_embeddings(head)
     ids, mask = torch.tensor([[1, 0]]), torch.tensor([[False, True]])
-    got = token_logprobs(model, ids, mask, temperature=temperature, plain_head=True)
+    got = token_logprobs(model, ids, mask, torch.full((1, 2), temperature), plain_head=True)
     assert got[0, 0] == 0
     assert float(got[0, 1].detach()) == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0])
-def test_temperature_must_be_above_zero(tiny_model: Path, temperature: float) -> None:
-    ids = torch.ones(1, 3, dtype=torch.int64)
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_temperatures_must_be_above_zero(tiny_model: Path, temperature: float) -> None:
+    model, ids = load_causal_lm(tiny_model), torch.ones(1, 3, dtype=torch.int64)
+    mask, heat = torch.tensor([[False, True, False]]), torch.tensor([[0.0, 1.0, temperature]])
+    token_logprobs(model, ids, mask, heat, plain_head=True)  # only trained tokens count
     with pytest.raises(ValueError, match="above 0"):
-        token_logprobs(
-            load_causal_lm(tiny_model), ids, ids > 0, temperature=temperature, plain_head=True
-        )
+        token_logprobs(model, ids, ids > 0, heat, plain_head=True)
 
 
 def test_what_is_in_the_padding_does_not_matter(tiny_model: Path) -> None:
@@ -93,11 +96,11 @@ def gradients(model: PreTrainedModel, out: Tensor) -> dict[str, Tensor]:
 def test_pieces_of_the_head_give_the_same_gradient(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch, model = make_batch(), load_causal_lm(tiny_model)
+    batch, model = make_batch(temperature=None), load_causal_lm(tiny_model)
 
     def run() -> Tensor:
         return token_logprobs(
-            model, batch.input_ids, batch.loss_mask, temperature=0.7, plain_head=True
+            model, batch.input_ids, batch.loss_mask, batch.temperatures, plain_head=True
         )
 
     whole, whole_gradients = run(), gradients(model, run())
@@ -106,6 +109,28 @@ def test_pieces_of_the_head_give_the_same_gradient(
     torch.testing.assert_close(pieces, whole)
     for name, gradient in whole_gradients.items():
         torch.testing.assert_close(piece_gradients[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("head_tokens", [7, 4096])
+def test_the_gradient_at_mixed_temperatures_is_the_sum_over_tokens(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, head_tokens: int
+) -> None:
+    """Beside each row alone, each token's logits divided by hand, with weights for the tokens."""
+    monkeypatch.setattr(logprobs_module, "HEAD_TOKENS", head_tokens)
+    batch, model = make_batch(temperature=None), load_causal_lm(tiny_model)
+    weights = torch.randn(batch.input_ids.shape, generator=torch.Generator().manual_seed(4))
+    together = token_logprobs(
+        model, batch.input_ids, batch.loss_mask, batch.temperatures, plain_head=True
+    )
+    got = gradients(model, together * weights)
+    terms: list[Tensor] = []
+    for n, t in batch.loss_mask.nonzero().tolist():
+        logits = model(input_ids=batch.input_ids[n : n + 1, :t]).logits[0, -1]
+        logps = torch.log_softmax(logits / float(batch.temperatures[n, t]), -1)
+        terms.append(weights[n, t] * logps[batch.input_ids[n, t]])
+    assert len(batch.temperatures[batch.loss_mask].unique()) > 20
+    for name, gradient in gradients(model, torch.stack(terms)).items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-3, atol=1e-4)
 
 
 def scaled_model() -> PreTrainedModel:
@@ -145,16 +170,15 @@ def test_other_models_get_their_own_logits(make: object, plain: bool) -> None:
     """Models that scale their logits take the slower path, and both paths tell the truth."""
     torch.manual_seed(0)
     model = make()  # type: ignore[operator]
-    batch = make_batch()
+    batch = make_batch(temperature=None)
+    ids, mask, heat = batch.input_ids, batch.loss_mask, batch.temperatures
     assert has_plain_head(model) is plain
-    expected = plain_logprobs(model, batch.input_ids, batch.attention_mask, 0.8)
-    got = token_logprobs(model, batch.input_ids, batch.loss_mask, temperature=0.8, plain_head=plain)
+    expected = plain_logprobs(model, ids, batch.attention_mask, heat)
+    got = token_logprobs(model, ids, mask, heat, plain_head=plain)
     expected = torch.where(batch.loss_mask, expected, 0.0)
     assert float((got - expected).abs().max()) < 1e-5
     if not plain:
-        wrong = token_logprobs(
-            model, batch.input_ids, batch.loss_mask, temperature=0.8, plain_head=True
-        )
+        wrong = token_logprobs(model, ids, mask, heat, plain_head=True)
         assert float((wrong - expected).abs().max()) > 1e-2
 
 

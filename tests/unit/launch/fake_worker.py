@@ -21,7 +21,7 @@ class FakeBackend:
     """Answers with what it was sent; `export` does what the folder is called."""
 
     def logprobs(self, batch: Any) -> torch.Tensor:
-        return torch.where(batch.loss_mask, batch.logprobs * batch.temperature, torch.nan)
+        return torch.where(batch.loss_mask, batch.logprobs * batch.temperatures, torch.nan)
 
     def step(self, batch: Any, loss: Any) -> StepResult:
         del loss

@@ -7,27 +7,28 @@ import torch
 
 from areal_agent.errors import TrajectoryError
 from areal_agent.rollout.results import as_trajectories
-from areal_agent.trajectory import NO_VERSION, Trajectory
+from areal_agent.trajectory import NO_VERSION, Trajectory, TrajectoryGroup, collate
 from areal_agent.types import Interaction, ModelResponse
 
 
-def response(prompt, output, *, version=3, stop="stop"):
+def response(prompt, output, *, version=3, stop="stop", temperature=None):
     return ModelResponse(
         input_tokens=prompt,
         output_tokens=output,
         output_logprobs=[-0.5] * len(output),
         output_versions=[version] * len(output),
         stop_reason=stop,
+        temperature=temperature,
     )
 
 
-def call(name, prompt, output, *, parent=None, reward=None):
+def call(name, prompt, output, *, parent=None, reward=None, temperature=None):
     return Interaction(
         id=name,
         parent_id=parent,
         messages=(),
         reply={},
-        response=response(prompt, output),
+        response=response(prompt, output, temperature=temperature),
         reward=reward,
     )
 
@@ -100,12 +101,51 @@ def test_tensor_dict_padded_on_the_left():
         ({"rewards": torch.tensor([1.0, math.nan])}, "row 1 .* finite reward, got nan"),
         ({"versions": torch.full((2, 4), -1)}, "row 0 .* version of 0 or more at sampled token 2"),
         ({"logprobs": torch.full((2, 4), math.inf)}, "finite logprob at sampled token 2, got inf"),
+        ({"temperatures": torch.ones(2)}, r"temperatures of shape \[2, 4\].*got \[2\]"),
+        (
+            {"temperatures": torch.full((2, 4), -0.5)},
+            "row 0 .* 0 or more at sampled token 2, got -",
+        ),
+        ({"temperatures": torch.full((2, 4), math.nan)}, "row 0 .* sampled token 2, got nan"),
         ({"logprobs": [1.0]}, "only tensors or only Interactions.*'logprobs'"),
     ],
 )
 def test_tensor_dict_says_what_is_wrong(changes, words):
     with pytest.raises(TrajectoryError, match=words):
         as_trajectories(tensors(**changes))
+
+
+def test_a_tensor_dict_may_say_at_which_temperatures():
+    heat = torch.tensor([[math.nan, 1.0, 0.5, -1.0], [0.0, 0.25, 9.0, 2.0]])
+    rows = as_trajectories(tensors(temperatures=heat))
+    assert [r.temperatures[t] for r, t in ((rows[0], 2), (rows[1], 1), (rows[1], 3))] == [
+        0.5,
+        0.25,
+        2.0,
+    ]
+    batch = collate([TrajectoryGroup("p", [rows])], temperature=0.6)
+    assert batch.temperatures[batch.loss_mask].tolist() == [0.5, 0.25, 2.0]
+    assert as_trajectories(tensors())[0].temperatures is None
+
+
+def test_rows_that_say_nothing_were_sampled_at_the_runs_temperature():
+    told = Trajectory.from_response(response([1, 2], [3, 4], temperature=0.25), 1.0)
+    untold = Trajectory.from_response(response([1], [3]), 1.0)
+    batch = collate([TrajectoryGroup("p", [[told], [untold]])], temperature=0.75)
+    assert batch.temperatures.dtype == torch.float32
+    assert batch.temperatures[batch.loss_mask].tolist() == [0.25, 0.25, 0.75]
+
+
+def test_each_turn_of_a_row_has_its_temperature():
+    [row] = as_trajectories(
+        {
+            "a": call("a", [1, 2], [3], temperature=0.5),
+            "b": call("b", [1, 2, 3, 9], [4, 5], parent="a", temperature=1.5),
+            "c": call("c", [1, 2, 3, 9, 4, 5], [6], parent="b", reward=1.0, temperature=0.5),
+        }
+    )
+    sampled = [t for t, m in zip(row.temperatures, row.loss_mask, strict=True) if m]
+    assert sampled == [0.5, 1.5, 1.5, 0.5]
 
 
 def test_turns_that_extend_share_a_row():
@@ -159,6 +199,13 @@ def test_turns_with_rewards_of_their_own_stay_apart():
         (
             {"a": call("a", [1], [2]), "b": call("b", [7], [8], parent="a", reward=1.0)},
             "'b': turn 1 does not extend",
+        ),
+        (
+            {
+                "a": call("a", [1], [2], temperature=1.0),
+                "b": call("b", [1, 2], [8], parent="a", reward=1.0),
+            },
+            "turn 1 does not say at which temperature it was sampled, and turn 0 does",
         ),
         (Trajectory([1, 2], [False, True], [0, 0], [0, 0], "high"), "number as reward.*'high'"),
         (Trajectory([1, -2], [False, True], [0, 0], [0, 0], 1), "token ids of 0 or more, got -2"),

@@ -40,6 +40,7 @@ def test_a_row_that_was_changed_in_place_is_refused() -> None:
         ({"versions": [-1, 4, 999]}, "weight version 999, but 5 is the newest"),
         ({"input_ids": [1, 2, 97]}, "token ids from 0 to 96, got 97"),
         ({"input_ids": [1, -1, 3]}, "token ids from 0 to 96, got -1"),
+        ({"temperatures": [1.0, 1.0, 0.0]}, "taken greedily"),
         ({"metrics": {"x": "hello"}}, "metric 'x', got 'hello'"),
         ({"metrics": {"x": float("nan")}}, "metric 'x', got nan"),
         ({"metrics": {"x": None}}, "metric 'x', got None"),
@@ -50,3 +51,13 @@ def test_what_would_poison_a_batch_or_a_log_is_refused(
 ) -> None:
     with pytest.raises(TrajectoryError, match=message):
         check_rows([row(**changes)], newest_version=5, vocab_size=97)
+
+
+def test_evaluation_may_be_greedy() -> None:
+    greedy = row(temperatures=[1.0, 0.0, 0.0])
+    assert check_rows([greedy], newest_version=5, trained=False) == [greedy]
+
+
+def test_greedy_tokens_that_are_not_trained_on_pass() -> None:
+    helped = row(loss_mask=[False, False, True], temperatures=[0.0, 0.0, 0.5])
+    assert check_rows([helped], newest_version=5) == [helped]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 from trainer_support import ScriptedBackend, batch_of
 
@@ -64,6 +65,28 @@ async def test_a_server_that_serves_other_weights_ends_the_run(tmp_path: Path) -
     async with FakeEngine() as engine:
         with pytest.raises(WeightUpdateError, match=r"differ from the trainer's by 0\.2"):
             await publisher(tmp_path, engine, backend).publish(1, batch_of([0, 1]))
+
+
+async def test_the_probe_compares_at_one_temperature_whatever_the_rows_were_sampled_at(
+    tmp_path: Path,
+) -> None:
+    told: list[float] = []
+
+    class Trainer(ScriptedBackend):
+        async def logprobs(self, batch: RolloutBatch) -> Tensor:
+            told.extend(batch.temperatures.unique().tolist())
+            return await super().logprobs(batch)
+
+    class Server(FakeEngine):
+        async def score(self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Scores:
+            told.append(temperature)
+            return await super().score(rows, temperature=temperature)
+
+    batch = batch_of([0, 1])
+    batch = replace(batch, temperatures=torch.rand_like(batch.temperatures) + 0.1)
+    async with Server() as engine:
+        await publisher(tmp_path, engine, Trainer()).publish(1, batch)
+    assert told == [1.0, 1.0]
 
 
 async def test_a_probe_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:

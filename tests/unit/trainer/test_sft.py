@@ -31,7 +31,7 @@ def test_batch() -> None:
     assert batch.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert batch.attention_mask.tolist() == [[True, True, True], [True, True, False]]
     assert batch.loss_mask.tolist() == [[False, True, True], [False, True, False]]
-    assert batch.temperature == 1.0
+    assert (batch.temperatures[batch.loss_mask] == 1.0).all()
 
 
 @pytest.mark.parametrize(
