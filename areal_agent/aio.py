@@ -17,9 +17,13 @@ T = TypeVar("T")
 async def collect(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all at once and return their results in the order given.
 
-    The first failure cancels the rest and is raised bare, not in an ``ExceptionGroup``.
+    The first failure cancels the rest and is raised bare, not in an ``ExceptionGroup``. A single
+    one runs in the task that waits for it.
     """
+    coroutines = list(coroutines)
     try:
+        if len(coroutines) == 1:
+            return [await coroutines[0]]
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(coroutine) for coroutine in coroutines]
     except BaseExceptionGroup as error:

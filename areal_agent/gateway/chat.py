@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from areal_agent.aio import collect
@@ -75,10 +76,7 @@ class ChatAnswer:
         is a call.
         """
         choices = [self._stream_choice(i, emit) for i in range(len(self._exchange.tapes))]
-        if len(choices) == 1:
-            await choices[0]
-        else:
-            await collect(choices)
+        await collect(choices)
         if self._style.include_usage:
             await emit({**self._head(_CHUNK), "choices": [], "usage": usage(self._exchange)})
 
@@ -126,11 +124,11 @@ class ChatAnswer:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
         if self._style.logprobs:
-            texts = [self._session.chat.token_text(token) for token in ids]
+            text = self._session.chat.token_text
             choice["logprobs"] = {
                 "content": [
-                    {"token": t, "logprob": p, "bytes": _bytes(t), "top_logprobs": []}
-                    for t, p in zip(texts, logprobs, strict=True)
+                    {**_entry(text(token)), "logprob": logprob}
+                    for token, logprob in zip(ids, logprobs, strict=True)
                 ],
                 "refusal": None,
             }
@@ -156,6 +154,11 @@ def _shown(reply: Reply) -> dict[str, Any]:
     return message
 
 
-def _bytes(text: str) -> list[int] | None:
-    """The bytes of a token's text; null for a part of a character, whose text stands for others."""
-    return None if "\ufffd" in text else list(text.encode())
+@lru_cache(maxsize=1 << 14)
+def _entry(text: str) -> dict[str, Any]:
+    """What is told of a token besides its logprob; to be copied.
+
+    There are no bytes of a part of a character: its text stands for others as well.
+    """
+    piece = None if "\ufffd" in text else list(text.encode())
+    return {"token": text, "bytes": piece, "top_logprobs": []}

@@ -35,6 +35,8 @@ class Turn:
     response: ModelResponse
     delivered: bool = False
     """Whether the client received it whole. If not, it is not trained on."""
+    key: bytes = b""
+    """Stands for the messages."""
     text: str | None = None
     """What a text prompt begins with that goes on behind the reply; None if none can."""
     reward: float | None = None
@@ -48,6 +50,8 @@ class Plan:
     prompt_ids: list[int]
     parent: Turn | None
     broke: Break | None = None
+    key: bytes = b""
+    """Stands for the messages."""
 
 
 class Conversation:
@@ -56,8 +60,7 @@ class Conversation:
     def __init__(self, chat: ChatFormat) -> None:
         self._chat = chat
         self._by_key: dict[bytes, list[Turn]] = {}
-        self._heard: set[bytes] = set()
-        """Keys of the same dialogues without their tools."""
+        """Turns by the key of their messages and reply, whatever their tools."""
         self.turns: list[Turn] = []
         """In the order in which they were finished."""
         self.counts: Counter[str] = Counter()
@@ -69,16 +72,24 @@ class Conversation:
         Raises:
             DataError: the template refuses the messages.
         """
-        keys = chain_keys(messages, tools)
+        keys = chain_keys(messages)
+        broke: Break | None
         for n in range(len(messages) - 1, 0, -1):
-            if messages[n - 1]["role"] != "assistant" or keys[n] not in self._by_key:
+            said = [turn for turn in self._by_key.get(keys[n], ()) if turn.tools == tools]
+            if not said:
                 continue
-            parent = self._same_calls(self._by_key[keys[n]], messages[n - 1])
+            parent = self._same_calls(said, messages[n - 1])
             try:
-                return Plan(self._extended(parent, messages[n:], tools), _received(parent))
+                ids = self._extended(parent, messages[n:], tools)
             except DataError:
-                return self._fresh(messages, tools, "template")
-        return self._fresh(messages, tools, self._why_not(messages))
+                broke = "template"
+                break
+            return Plan(ids, _received(parent), key=keys[-1])
+        else:
+            broke = self._why_not(messages, keys)
+        if broke is not None:
+            self.counts[f"breaks/{broke}"] += 1
+        return Plan(self._chat.prompt_ids(list(messages), tools), None, broke, keys[-1])
 
     def plan_prompt(self, prompt: str | list[int]) -> Plan:
         """Find what a prompt without messages goes on from: the longest turn that it begins with.
@@ -112,9 +123,8 @@ class Conversation:
         if not turn.messages:
             return
         reply = clean_messages([turn.reply])  # as it will look when the client sends it back
-        key = chain_keys([*turn.messages, *reply], turn.tools)[-1]
+        key = chain_keys(reply, turn.key)[-1]
         self._by_key.setdefault(key, []).append(turn)
-        self._heard.add(chain_keys([*turn.messages, *reply], None)[-1])
 
     def _encode(self, text: str) -> list[int]:
         return list(self._chat.tokenizer.encode(text, add_special_tokens=False))
@@ -125,17 +135,11 @@ class Conversation:
         rest = self._chat.continuation_ids(list(parent.messages), list(new), tools, closed=closed)
         return [*parent.response.input_tokens, *output, *rest]
 
-    def _fresh(self, messages: Sequence[Message], tools: Tools, broke: Break | None) -> Plan:
-        if broke is not None:
-            self.counts[f"breaks/{broke}"] += 1
-        return Plan(self._chat.prompt_ids(list(messages), tools), None, broke)
-
-    def _why_not(self, messages: Sequence[Message]) -> Break | None:
-        """Tell a later turn that lost its history from a dialogue that starts."""
+    def _why_not(self, messages: Sequence[Message], keys: Sequence[bytes]) -> Break | None:
+        """Tell a later turn that lost its history, if it did, from a dialogue that starts."""
         if not self.turns or all(message["role"] != "assistant" for message in messages):
             return None
-        keys = chain_keys(messages, None)[1:-1]
-        return "history" if self._heard.isdisjoint(keys) else "tools"
+        return "history" if self._by_key.keys().isdisjoint(keys[1:-1]) else "tools"
 
     @staticmethod
     def _same_calls(turns: list[Turn], reply: Message) -> Turn:

@@ -11,6 +11,8 @@ from areal_agent.errors import DataError
 from areal_agent.gateway.fields import items_of, role_of
 from areal_agent.net.api_error import ApiError
 
+_write = json.JSONEncoder(sort_keys=True, default=str).encode
+
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _FIELDS: dict[str, frozenset[str]] = {
@@ -137,13 +139,15 @@ def read_part(part: object, name: str) -> str:
     return text
 
 
-def chain_keys(messages: Sequence[Message], tools: Tools) -> list[bytes]:
+def chain_keys(messages: Sequence[Message], before: bytes = b"") -> list[bytes]:
     """Return a key for each beginning of a dialogue: entry i stands for the first i messages.
+
+    `before` is the key of what comes before them.
 
     Two beginnings have one key when a template cannot tell them apart: fields without a value and
     the ids of calls do not count, the order of an object's keys does not either.
     """
-    keys = [_digest(b"", tools)]
+    keys = [before]
     for message in messages:
         keys.append(_digest(keys[-1], _essence(message)))
     return keys
@@ -165,5 +169,5 @@ def _essence(message: Message) -> dict[str, Any]:
 
 
 def _digest(before: bytes, value: object) -> bytes:
-    text = json.dumps(value, sort_keys=True, default=str)
+    text = _write(value)
     return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -246,9 +246,10 @@ class Session:
     async def _choice(self, exchange: Exchange, choice: int) -> tuple[Turn, Reply]:
         call, plan = exchange.call, exchange.plan
         rid = uuid.uuid4().hex if plan.parent is None else self._rids[plan.parent]
+        gconfig = call.gconfig
         request = ModelRequest(
             plan.prompt_ids,
-            call.gconfig.new(n_samples=1),
+            gconfig if gconfig.n_samples == 1 else gconfig.new(n_samples=1),
             rid=rid,
             metadata={"messages": list(call.messages)},
         )
@@ -262,6 +263,7 @@ class Session:
             tools=call.tools,
             reply=reply.message,
             response=response,
+            key=plan.key,
             text=self._continued(call.prompt, response.output_tokens),
         )
         self._rids[turn] = rid

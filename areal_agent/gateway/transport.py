@@ -120,11 +120,14 @@ class _Exchange:
                     return
 
     async def _next(self) -> Message | Exception | None:
-        try:
-            async with asyncio.timeout(self._read_seconds):
-                message = await self._sent.get()
-        except TimeoutError as error:
-            raise httpx.ReadTimeout(f"no answer in {self._read_seconds} s") from error
+        if self._sent.empty():
+            try:
+                async with asyncio.timeout(self._read_seconds):
+                    message = await self._sent.get()
+            except TimeoutError as error:
+                raise httpx.ReadTimeout(f"no answer in {self._read_seconds} s") from error
+        else:
+            message = self._sent.get_nowait()
         self._news.set()
         return message
 
@@ -136,7 +139,7 @@ class _Exchange:
     async def aclose(self) -> None:
         """Tell the app that the client has gone, and wait until it has ended."""
         self.leave()
-        if self.task is not None:
+        if self.task is not None and not self.task.done():
             await asyncio.wait([self.task])
 
     async def _receive(self) -> Message:
