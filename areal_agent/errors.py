@@ -14,6 +14,7 @@
     │   ├── EngineFault                       the engine broke; every waiting request fails with it
     │   └── WeightUpdateError                 new weights were not loaded; the old ones still serve
     ├── RewardError (RuntimeError)            a reward could not be computed
+    ├── SessionTimeout (TimeoutError)         an agent from elsewhere did not come, or went silent
     ├── RolloutError (RuntimeError)           no batch can be formed
     ├── TrainError (RuntimeError)             the trainer cannot go on
     │   └── NonFiniteError                    too many non-finite gradients, or non-finite weights
@@ -83,6 +84,10 @@ class WeightUpdateError(InferenceError):
 
 class RewardError(ArealAgentError, RuntimeError):
     """A reward could not be computed; the episode is not trained on."""
+
+
+class SessionTimeout(ArealAgentError, TimeoutError):
+    """An agent that lives elsewhere did not come in time, or was silent for too long."""
 
 
 class RolloutError(ArealAgentError, RuntimeError):

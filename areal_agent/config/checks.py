@@ -11,6 +11,9 @@ from areal_agent.errors import ConfigError
 if TYPE_CHECKING:
     from areal_agent.config.experiment import ExperimentConfig
 
+ONLINE = "online"
+"""Short name of the workflow whose agents live elsewhere."""
+
 Problem = tuple[Path, str]
 """The setting to change, and what is wrong with it."""
 
@@ -29,9 +32,31 @@ def check_experiment(config: "ExperimentConfig") -> None:
     Raises:
         ContradictionError: they do not; holds all reasons.
     """
-    problems = (*_training(config), *_evaluation(config), *_backends(config), *_server(config))
+    problems = (
+        *_data(config),
+        *_training(config),
+        *_evaluation(config),
+        *_backends(config),
+        *_server(config),
+    )
     if problems:
         raise ContradictionError(problems)
+
+
+def _data(config: "ExperimentConfig") -> Iterator[Problem]:
+    if config.train_dataset is not None:
+        return
+    if config.workflow is None or config.workflow.use != ONLINE:
+        yield (
+            ("train_dataset",),
+            "there are no problems to train on: set train_dataset.use (only the workflow "
+            f"{ONLINE!r} does without)",
+        )
+    elif config.total_train_steps is None:
+        yield (
+            ("total_train_steps",),
+            "without train_dataset there are no epochs: set total_train_steps",
+        )
 
 
 def _training(config: "ExperimentConfig") -> Iterator[Problem]:

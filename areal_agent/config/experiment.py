@@ -90,8 +90,8 @@ class ExperimentConfig(ConfigModel):
     workflow: UseConfig | None = None
     """What an episode does. None means that the program hands it over."""
 
-    train_dataset: UseConfig
-    """Problems to train on."""
+    train_dataset: UseConfig | None = None
+    """Problems to train on. With the workflow `online`, None means that agents bring their own."""
 
     valid_dataset: UseConfig | None = None
     """Held-out problems. None means no evaluation."""

@@ -1,5 +1,6 @@
 """Settings of the inference side: servers, their client, and the flow of rollouts."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -76,10 +77,26 @@ class GatewayConfig(ConfigModel):
     """Where agents that speak OpenAI's protocol find the policy, and how they are trained on."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Each episode has a random key of its own."""
+    """Address to listen on. Each episode has a random key of its own. One that other machines can
+    reach needs an admin key that the user chose."""
 
     port: int = Field(default=0, ge=0, le=65535)
     """Port to listen on. 0 lets the system choose, once an agent asks for a URL."""
+
+    admin_key_file: Path | None = None
+    """Holds the key that starts online sessions, unless AREAL_AGENT_ADMIN_KEY does. Without both, a
+    random key is made and written into the run folder."""
+
+    max_requests: int | None = Field(default=None, ge=1)
+    """Most calls under way at once; further ones are answered with status 429. None means 8 for
+    each episode that may be in flight."""
+
+    session_idle_seconds: float = Field(default=600.0, gt=0)
+    """An online session without a call for so long ends with the outcome `timeout`."""
+
+    agents_timeout_seconds: float = Field(default=86_400.0, gt=0)
+    """When no online session is open and none was started for so long, those on offer end with
+    the outcome `timeout`."""
 
     turn_discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """What a later turn's reward counts for, per turn before it."""

@@ -83,15 +83,19 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
         try:
-            async with self._exchange.reading(), task_group() as group:
-                watcher = group.create_task(_until_gone(receive))
-                if self._stream:
-                    await self._write_events(scope, receive, send)
-                else:
-                    await self._write_whole(scope, receive, send)
-                watcher.cancel()
+            with self._session.in_use():
+                await self._answer(scope, receive, send)
         except (ClientGone, OSError):
             self._session.left(self._exchange)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._exchange.reading(), task_group() as group:
+            watcher = group.create_task(_until_gone(receive))
+            if self._stream:
+                await self._write_events(scope, receive, send)
+            else:
+                await self._write_whole(scope, receive, send)
+            watcher.cancel()
 
     async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -15,7 +15,10 @@ from areal_agent.gateway.answer import CHUNKS, Answer
 from areal_agent.gateway.anthropic import MESSAGES
 from areal_agent.gateway.chat import CHAT
 from areal_agent.gateway.completions import COMPLETIONS
+from areal_agent.gateway.desk import Desk
 from areal_agent.gateway.dialect import AnyDialect
+from areal_agent.gateway.keys import sent_key
+from areal_agent.gateway.online import end_session, start_session
 from areal_agent.gateway.responses import RESPONSES
 from areal_agent.gateway.rewards import as_reward
 from areal_agent.gateway.session import Session, SessionSealed
@@ -26,11 +29,12 @@ from areal_agent.net.body import Body
 Endpoint = Callable[[Request, Session], Awaitable[Response]]
 
 
-def make_app(sessions: Sessions, *, model: str) -> Starlette:
+def make_app(sessions: Sessions, desk: Desk, *, model: str) -> Starlette:
     """Build the app.
 
     Args:
         sessions: whose calls are taken.
+        desk: where agents from elsewhere get theirs.
         model: the policy's name; clients may send any.
     """
     endpoints: list[tuple[str, Endpoint, str]] = [
@@ -42,17 +46,23 @@ def make_app(sessions: Sessions, *, model: str) -> Starlette:
         ("/v1/v1/messages", _calls(MESSAGES), "POST"),
         ("/v1/models", models, "GET"),
         ("/rl/set_reward", set_reward, "POST"),
+        ("/rl/end_session", end_own_session, "POST"),
     ]
     routes = [
-        Route(prefix + path, _in_session(endpoint), methods=[method])
-        for prefix in ("", "/s/{path_name}")
-        for path, endpoint, method in endpoints
+        Route("/rl/start_session", start_session, methods=["POST"]),
+        Route("/rl/end_session", end_any_session, methods=["POST"]),
+        *(
+            Route(prefix + path, _in_session(endpoint), methods=[method])
+            for prefix in ("", "/s/{path_name}")
+            for path, endpoint, method in endpoints
+        ),
     ]
     app = Starlette(
         routes=routes,
         exception_handlers={ApiError: _answer_api_error, HTTPException: _answer_http_error},
     )
     app.state.sessions = sessions
+    app.state.desk = desk
     app.state.model = model
     return app
 
@@ -63,19 +73,11 @@ def _in_session(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
     async def found(request: Request) -> Response:
         sessions: Sessions = request.app.state.sessions
         name = request.path_params.get("path_name")
-        if name is not None:
-            return await endpoint(request, sessions.by_path(name))
-        return await endpoint(request, sessions.by_key(_key(request)))
+        session = sessions.by_key(sent_key(request)) if name is None else sessions.by_path(name)
+        session.touch()
+        return await endpoint(request, session)
 
     return found
-
-
-def _key(request: Request) -> str:
-    """The key as OpenAI's clients send it, or as Anthropic's do."""
-    scheme, _, key = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and key:
-        return key.strip()
-    return request.headers.get("x-api-key", "")
 
 
 def _calls(dialect: AnyDialect) -> Endpoint:
@@ -118,6 +120,25 @@ async def set_reward(request: Request, session: Session) -> Response:
     except RewardError as error:
         raise ApiError(f"reward: {error}", param="reward") from error
     return json_response({"interaction_id": session.set_reward(reward, name), "reward": reward})
+
+
+async def end_own_session(request: Request, session: Session) -> Response:
+    """`POST /rl/end_session`, with the session's key or path: the agent is done."""
+    body = await Body.read(request)
+    body.finish()
+    desk: Desk = request.app.state.desk
+    return await end_session(desk, desk.of(session))
+
+
+async def end_any_session(request: Request) -> Response:
+    """`POST /rl/end_session`, with the session's key, or the admin key and its ``session_id``."""
+    desk: Desk = request.app.state.desk
+    if not desk.key.is_sent_by(request):
+        return await _in_session(end_own_session)(request)
+    body = await Body.read(request)
+    name = body.string("session_id")
+    body.finish()
+    return await end_session(desk, desk.named(name))
 
 
 def _is_retry(request: Request) -> bool:

@@ -8,6 +8,9 @@ from openai import AsyncOpenAI
 from areal_agent.aio import run_shielded
 from areal_agent.data.chat import ChatFormat
 from areal_agent.gateway.app import make_app
+from areal_agent.gateway.desk import Desk
+from areal_agent.gateway.keys import AdminKey
+from areal_agent.gateway.load import Load
 from areal_agent.gateway.reachable import Reachable
 from areal_agent.gateway.session import ABANDONED_SECONDS, Session
 from areal_agent.gateway.sessions import Sessions
@@ -30,6 +33,8 @@ class Gateway(Reachable):
         host: str = "127.0.0.1",
         port: int = 0,
         abandoned_seconds: float = ABANDONED_SECONDS,
+        admin_key: AdminKey | None = None,
+        max_requests: int | None = None,
     ) -> None:
         """Wire things up; nothing listens before it is entered.
 
@@ -39,12 +44,16 @@ class Gateway(Reachable):
             host: to listen on.
             port: to listen on, from the start; 0 lets the system choose, when a URL is asked for.
             abandoned_seconds: how long a reply is sampled on after its client has left.
+            admin_key: starts sessions from outside; None makes a random one.
+            max_requests: most calls under way at once; None means any number.
         """
         self.sessions = Sessions()
-        super().__init__(make_app(self.sessions, model=model), host=host, port=port)
+        self.desk = Desk(AdminKey() if admin_key is None else admin_key)
+        super().__init__(make_app(self.sessions, self.desk, model=model), host=host, port=port)
         self.model = model
         self._chat = chat
         self._abandoned_seconds = abandoned_seconds
+        self._load = Load(max_requests)
 
     @asynccontextmanager
     async def session(
@@ -59,6 +68,7 @@ class Gateway(Reachable):
             self._group,
             trained=trained,
             abandoned_seconds=self._abandoned_seconds,
+            load=self._load,
         )
         self.sessions.add(session)
         try:

@@ -3,15 +3,18 @@
 import asyncio
 import logging
 import secrets
+import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
 from areal_agent.aio import collect
 from areal_agent.data.chat import ChatFormat
 from areal_agent.errors import DataError, InferenceError, RequestError
 from areal_agent.gateway.conversation import Conversation, Plan, Turn
 from areal_agent.gateway.exchange import Call, Exchange
+from areal_agent.gateway.load import Load
 from areal_agent.gateway.reply import Reply, read_reply
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.net.api_error import ApiError
@@ -64,6 +67,7 @@ class Session:
         *,
         trained: bool,
         abandoned_seconds: float = ABANDONED_SECONDS,
+        load: Load | None = None,
     ) -> None:
         """Open it.
 
@@ -74,6 +78,7 @@ class Session:
             group: where tasks run.
             trained: the replies may be trained on.
             abandoned_seconds: see `ABANDONED_SECONDS`.
+            load: of all sessions.
         """
         self.key = f"sk-areal-{secrets.token_urlsafe(32)}"
         """Opens this session and nothing else."""
@@ -89,6 +94,9 @@ class Session:
         self._engine = engine
         self._group = group
         self._abandoned_seconds = abandoned_seconds
+        self._load = Load() if load is None else load
+        self._users = 0
+        self._used_at = time.monotonic()
         self._exchanges: dict[bytes, list[Exchange]] = {}
         self._by_id: dict[str, Exchange] = {}
         self._tasks: dict[Exchange, asyncio.Task[None]] = {}
@@ -109,14 +117,36 @@ class Session:
         """The error of a call that failed for the engine's sake and was never made good."""
         return next(iter(self._failed.values()), None)
 
+    @property
+    def idle_seconds(self) -> float:
+        """How long it has not been used; 0 while a call is being answered."""
+        return 0.0 if self._users else time.monotonic() - self._used_at
+
+    def touch(self) -> None:
+        """It is being used."""
+        self._used_at = time.monotonic()
+
+    @contextmanager
+    def in_use(self) -> Generator[None]:
+        """A call is being answered while the body runs."""
+        self._users += 1
+        try:
+            with self._load.one_more():
+                yield
+        finally:
+            self._users -= 1
+            self.touch()
+
     def begin(self, call: Call, *, prefix: str) -> Exchange:
         """Start to answer a call; a retry gets what was started before.
 
         Raises:
-            ApiError: the session is sealed, the messages are refused, or the prompt is too long.
+            ApiError: the session is sealed, too many calls are under way, the messages are
+                refused, or the prompt is too long.
         """
         if self.is_sealed:
             raise SessionSealed
+        self._load.check()
         same = [e for e in self._exchanges.get(call.digest, ()) if e.error is None]
         if call.is_retry and same:
             # Rather what nobody has had and nobody waits for: equal calls may be under way.

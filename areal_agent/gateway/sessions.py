@@ -2,12 +2,15 @@
 
 import hashlib
 
-from areal_agent.gateway.session import Session
+from areal_agent.gateway.session import Session, SessionSealed
 from areal_agent.net.api_error import ApiError
+
+_REMEMBERED = 16_384
+"""So many keys of sessions that have ended are told from keys that never were."""
 
 
 class Sessions:
-    """The sessions of one gateway, open ones and, for a while, sealed ones.
+    """The open sessions of one gateway; of those that have ended, hashes for a while.
 
     They are looked up by a hash, so that the time a look-up takes tells nothing about keys.
     """
@@ -15,6 +18,7 @@ class Sessions:
     def __init__(self) -> None:
         self._by_key: dict[bytes, Session] = {}
         self._by_path: dict[bytes, Session] = {}
+        self._ended: dict[bytes, None] = {}
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -27,27 +31,34 @@ class Sessions:
 
     def remove(self, session: Session) -> None:
         """Forget a session: its key opens nothing any more."""
-        self._by_key.pop(_hash(session.key), None)
-        self._by_path.pop(_hash(session.path_name), None)
+        for found, secret in ((self._by_key, session.key), (self._by_path, session.path_name)):
+            hashed = _hash(secret)
+            found.pop(hashed, None)
+            self._ended[hashed] = None
+        while len(self._ended) > 2 * _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
 
     def by_key(self, key: str) -> Session:
         """Return the session that `key` opens.
 
         Raises:
-            ApiError: 401, there is none.
+            ApiError: 401, there is none; 410, it has ended.
         """
-        return self._found(self._by_key.get(_hash(key)), "the API key")
+        return self._found(self._by_key, key, "the API key")
 
     def by_path(self, name: str) -> Session:
         """Return the session that a URL's path names.
 
         Raises:
-            ApiError: 401, there is none.
+            ApiError: 401, there is none; 410, it has ended.
         """
-        return self._found(self._by_path.get(_hash(name)), "the path")
+        return self._found(self._by_path, name, "the path")
 
-    @staticmethod
-    def _found(session: Session | None, what: str) -> Session:
+    def _found(self, there: dict[bytes, Session], secret: str, what: str) -> Session:
+        hashed = _hash(secret)
+        if hashed in self._ended:
+            raise SessionSealed
+        session = there.get(hashed)
         if session is None:
             raise ApiError(
                 f"{what} belongs to no open session: use the client, or the base_url and api_key, "

@@ -17,9 +17,11 @@ class ApiError(Exception):
         param: str | None = None,
         type: str = "invalid_request_error",
         code: str | None = None,
+        retry_seconds: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
+        self.retry_seconds = retry_seconds
         self.body = {"error": {"message": message, "type": type, "param": param, "code": code}}
 
 
@@ -30,5 +32,7 @@ def json_response(body: Any, status: int = 200) -> Response:
 
 def error_response(error: ApiError, body: Any = None) -> Response:
     """Answer with an error; `body` says it in the shape of another protocol than OpenAI's."""
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.retry_seconds is not None:
+        headers["Retry-After"] = str(error.retry_seconds)
     return Response(orjson.dumps(body or error.body), error.status, headers, "application/json")

@@ -5,7 +5,6 @@ An exception in a workflow is data. It ends its episode and nothing else.
 
 import asyncio
 import copy
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +12,10 @@ from typing import Any
 
 from areal_agent.aio import first_error
 from areal_agent.data.seeds import derive_seed
-from areal_agent.errors import InferenceError, RewardError, TrajectoryError
+from areal_agent.errors import InferenceError, RewardError, SessionTimeout, TrajectoryError
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.checks import check_rows
+from areal_agent.rollout.clock import start_clock
 from areal_agent.rollout.context import WorkflowContext, set_context
 from areal_agent.rollout.recording import EpisodeEngine
 from areal_agent.rollout.results import as_trajectories
@@ -91,10 +91,9 @@ async def run_episode(
         )
     )
     recorder = EpisodeEngine(engine, spec.id, spec.call_seed)
-    started = time.monotonic()
-    limit = asyncio.timeout(timeout_seconds)
+    clock = start_clock(timeout_seconds)
     try:
-        async with limit:
+        async with clock.limit:
             result = await workflow.arun_episode(recorder, copy.deepcopy(dict(data)))
         # One more than is served everywhere: a server may have taken the next version already.
         newest = recorder.version + 1
@@ -109,9 +108,9 @@ async def run_episode(
         # The episode boundary: whatever a workflow raises becomes data.
         if any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error)):
             raise
-        ending = _ending_of(error, limit.expired(), timeout_seconds)
+        ending = _ending_of(error, clock.limit.expired(), timeout_seconds)
     recorder.close()
-    return _record(spec, recorder, ending, time.monotonic() - started)
+    return _record(spec, recorder, ending, clock.seconds)
 
 
 def _is_ours() -> bool:
@@ -148,6 +147,8 @@ def _ending_of(error: BaseException, expired: bool, timeout_seconds: float) -> _
         message = f"the episode took longer than {timeout_seconds:g} s (episode_timeout_seconds)"
         failure = replace(describe(error, "timeout"), type="TimeoutError", message=message)
         return _Ending("timeout", failure=failure)
+    if isinstance(cause, SessionTimeout):
+        return _failed(error, "timeout", "timeout")
     if isinstance(cause, InferenceError):
         return _failed(error, "inference_error", "inference")
     if isinstance(cause, RewardError):

@@ -194,7 +194,7 @@ class RolloutExecutor:
             return "trainer: a batch is ready"
         missing = size - len(self._buffer)
         if gate.running_groups:
-            return (
+            return self._grouped.workflow.waits_for() or (
                 f"{gate.running_episodes} episodes of {gate.running_groups} groups; "
                 f"{missing} groups to go"
             )

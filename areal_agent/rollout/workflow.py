@@ -25,3 +25,7 @@ class RolloutWorkflow(ABC):
             A `Trajectory`, a list of them, a tensor dict, a dict of `Interaction`s, or None to
             reject the episode.
         """
+
+    def waits_for(self) -> str:
+        """Say what its episodes wait for that is no part of the run, for the display."""
+        return ""

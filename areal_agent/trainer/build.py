@@ -89,6 +89,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
             task = watch.create_task(waiting, name=f"watch {name}")
             stack.callback(task.cancel)
         await stack.enter_async_context(_deaths_first())
+        parts.gateway.desk.key_file = folder.admin_key
         await stack.enter_async_context(parts.gateway)
         inner = await stack.enter_async_context(AsyncExitStack())
         run = Run(

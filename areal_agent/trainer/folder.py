@@ -39,6 +39,11 @@ class RunFolder:
         return self.root / "summary.json"
 
     @property
+    def admin_key(self) -> Path:
+        """The key that starts online sessions, when it was made at random."""
+        return self.root / "admin.key"
+
+    @property
     def logs(self) -> Path:
         """Output of the servers and of the trainer."""
         return self.root / "logs"

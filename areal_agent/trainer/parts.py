@@ -1,23 +1,28 @@
 """Settings to objects: model, datasets, workflow; what can fail before a process starts."""
 
 import inspect
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from areal_agent.config.allocation import ModelAllocation, require_installed
+from areal_agent.config.checks import ONLINE
 from areal_agent.config.experiment import ExperimentConfig, UseConfig
 from areal_agent.config.load import LoadedConfig
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.dataset import Row, as_rows
 from areal_agent.errors import ConfigError, DataError
 from areal_agent.gateway.gateway import Gateway
+from areal_agent.gateway.keys import given_admin_key
 from areal_agent.models.load import BUILTIN_PREFIX, load_vocab_size, resolve_model
 from areal_agent.registry import resolve
 from areal_agent.rollout.adapters import Agent, AgentWorkflow, is_agent
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import GenerationHyperparameters
+
+_BUILTIN = {ONLINE: "areal_agent.rollout.online:OnlineWorkflow"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,16 @@ class Parts:
 
     def workflow(self, what: object, gconfig: GenerationHyperparameters) -> RolloutWorkflow:
         """Make a workflow that samples as `gconfig` says; see `make_workflow`."""
-        made = make_workflow(what, chat=self.chat, gconfig=gconfig, base=self.base)
+        config = self.config.gateway
+        made = make_workflow(
+            what,
+            chat=self.chat,
+            gconfig=gconfig,
+            base=self.base,
+            more={"gateway": self.gateway, "gateway_config": config},
+        )
         if isinstance(made, RolloutWorkflow):
             return made
-        config = self.config.gateway
         return AgentWorkflow(
             made,
             self.gateway,
@@ -67,7 +78,7 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
     require_installed(ModelAllocation.from_str(config.actor.backend), role="actor")
     model = resolve_model(_model_name(config.model, base))
     chat = ChatFormat.from_folder(model, config.tool_parser)
-    train_rows = make_dataset(config.train_dataset, base)
+    train_rows = _train_rows(config, base)
     eval_rows = [] if config.valid_dataset is None else make_dataset(config.valid_dataset, base)
     parts = Parts(
         config=config,
@@ -77,13 +88,36 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
         vocab_size=load_vocab_size(model),
         train_rows=train_rows,
         eval_rows=eval_rows,
-        gateway=Gateway(chat, model=model.name, host=config.gateway.host, port=config.gateway.port),
+        gateway=_gateway(config, chat, model, base),
         n_servers=rollout.parallel.world_size,
         total_steps=total_train_steps(config, len(train_rows)),
     )
     if config.workflow is not None:
         parts.workflow(config.workflow, config.gconfig)
     return parts
+
+
+def _gateway(config: ExperimentConfig, chat: ChatFormat, model: Path, base: Path) -> Gateway:
+    settings = config.gateway
+    key_file = settings.admin_key_file
+    episodes = max(config.rollout.max_concurrent_rollouts, config.evaluator.max_concurrent_rollouts)
+    return Gateway(
+        chat,
+        model=model.name,
+        host=settings.host,
+        port=settings.port,
+        admin_key=given_admin_key(
+            settings.host, None if key_file is None else base / key_file.expanduser(), os.environ
+        ),
+        max_requests=settings.max_requests or 8 * episodes,
+    )
+
+
+def _train_rows(config: ExperimentConfig, base: Path) -> Sequence[Row]:
+    """The problems; as many empty ones as a batch takes where agents bring their own."""
+    if config.train_dataset is None:
+        return [{} for _ in range(config.rollout.consumer_batch_size)]
+    return make_dataset(config.train_dataset, base)
 
 
 def _model_name(name: str, base: Path) -> str:
@@ -122,12 +156,17 @@ def make_dataset(use: UseConfig, base: Path) -> Sequence[Row]:
 
 
 def make_workflow(
-    what: object, *, chat: ChatFormat, gconfig: GenerationHyperparameters, base: Path
+    what: object,
+    *,
+    chat: ChatFormat,
+    gconfig: GenerationHyperparameters,
+    base: Path,
+    more: Mapping[str, Any] | None = None,
 ) -> RolloutWorkflow | Agent:
     """A workflow or an agent from an instance, a class, a name, or a settings section.
 
-    A class gets those of ``chat``, ``tokenizer`` and ``gconfig`` that its ``__init__`` names. In
-    `args`, strings under ``reward_fn`` and in ``tools`` are names of functions.
+    A class gets those of ``chat``, ``tokenizer``, ``gconfig`` and `more` that its ``__init__``
+    names. In `args`, strings under ``reward_fn`` and in ``tools`` are names of functions.
 
     Raises:
         ConfigError: it cannot be found or made, or is neither workflow nor agent.
@@ -138,7 +177,7 @@ def make_workflow(
         args, name, what = _resolved_args(what.args, base), what.use, what.use
     if isinstance(what, str):
         name = what
-        what = resolve(what, kind="workflows", base=base)
+        what = resolve(what, kind="workflows", base=base, builtin=_BUILTIN)
     if _is_ready(what):
         if args:
             raise ConfigError(f"the workflow {name} is an instance already and takes no args")
@@ -148,7 +187,7 @@ def make_workflow(
             f"expected a RolloutWorkflow or an agent with `async def run(self, data, ...)`, its "
             f"class or its name, got {name}"
         )
-    offered = {"chat": chat, "tokenizer": chat.tokenizer, "gconfig": gconfig}
+    offered = {"chat": chat, "tokenizer": chat.tokenizer, "gconfig": gconfig, **(more or {})}
     named = _parameters(what)
     args = {key: value for key, value in offered.items() if key in named} | args
     made = _call(what, args, name)

@@ -11,8 +11,8 @@ from areal_agent.models.load import BUILTIN_PREFIX
 def pin_paths(config: ExperimentConfig, base: Path) -> ExperimentConfig:
     """Return the settings with every relative path taken from `base` and made absolute.
 
-    These are the model folder, files that datasets and workflows come from, and the same inside
-    ``reward_fn`` and ``tools``. Names that are no paths stay.
+    These are the model folder, the file of the admin key, files that datasets and workflows come
+    from, and the same inside ``reward_fn`` and ``tools``. Names that are no paths stay.
     """
     changes: dict[str, Any] = {
         name: _pin_use(use, base)
@@ -21,6 +21,9 @@ def pin_paths(config: ExperimentConfig, base: Path) -> ExperimentConfig:
     }
     if not config.model.startswith(BUILTIN_PREFIX):
         changes["model"] = str((base / Path(config.model).expanduser()).absolute())
+    if (key_file := config.gateway.admin_key_file) is not None:
+        pinned = {"admin_key_file": (base / key_file.expanduser()).absolute()}
+        changes["gateway"] = config.gateway.model_copy(update=pinned)
     changes["fileroot"] = config.fileroot.absolute()
     return config.model_copy(update=changes)
 

@@ -13,6 +13,7 @@ from areal_agent.checkpoint.freq import FrequencyControl
 from areal_agent.checkpoint.saver import Saver
 from areal_agent.errors import RolloutError
 from areal_agent.evaluation.evaluator import EvalResult
+from areal_agent.rollout.online import OnlineWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.stats.display import Display, make_display
 from areal_agent.stats.logger import StatsLogger
@@ -24,6 +25,8 @@ from areal_agent.trainer.summary import RunSummary
 from areal_agent.types import Episode
 
 SHOWN_EVERY_SECONDS = 0.25
+
+_EVALUATION = "evaluation"
 
 
 class RLTrainer:
@@ -83,6 +86,8 @@ class _Session:
         """Evaluate, train, evaluate, sum up."""
         settings = self.run.config.evaluator
         held_out = bool(self.run.parts.eval_rows)
+        if isinstance(self.workflow, OnlineWorkflow):
+            self.display.note(self.workflow.open())
         before = after = greedy = None
         async with self._waits_shown():
             if held_out and settings.before_train:
@@ -150,7 +155,7 @@ class _Session:
             n_problems = self.run.config.evaluator.n_problems_final
 
         def progress(done: int, total: int) -> None:
-            self._doing = f"evaluation {when}: {done} of {total} problems"
+            self._doing = f"{_EVALUATION} {when}: {done} of {total} problems"
 
         progress(0, len(self.run.parts.eval_rows[:n_problems]))
         started = time.time()
@@ -178,7 +183,8 @@ class _Session:
             while True:
                 executor = self.run.executor
                 waits = "" if executor is None else executor.stats().waiting_for
-                self.display.waiting(self._doing or waits)
+                agents = self.workflow.waits_for() if self._doing.startswith(_EVALUATION) else ""
+                self.display.waiting("; ".join(filter(None, (self._doing or waits, agents))))
                 await asyncio.sleep(SHOWN_EVERY_SECONDS)
 
         async with task_group() as group:

@@ -52,23 +52,24 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("method", "path", "body"), CALLS)
-async def test_an_ended_session_answers_401_by_key_and_by_path(
+async def test_an_ended_session_answers_410_by_key_and_by_path_a_stranger_401(
     method: str, path: str, body: Any
 ) -> None:
     async with asyncio.timeout(20), stage() as playing, http(playing) as client:
         async with playing.session() as session:
             made = await client.post("/v1/chat/completions", json=BODY, headers=bearer(session))
             assert made.status_code == 200
-        for url, headers in [
-            (path, bearer(session)),
-            (path, {"x-api-key": session.key}),
-            (f"/s/{session.path_name}{path}", {}),
-            (path, {}),
-            (path, {"authorization": "Basic abc"}),
-            ("/s/nobody" + path, {}),
+        sealed, unknown = (410, "session_sealed"), (401, "invalid_api_key")
+        for url, headers, error in [
+            (path, bearer(session), sealed),
+            (path, {"x-api-key": session.key}, sealed),
+            (f"/s/{session.path_name}{path}", {}, sealed),
+            (path, {}, unknown),
+            (path, {"authorization": "Basic abc"}, unknown),
+            ("/s/nobody" + path, {}, unknown),
         ]:
             answer = await client.request(method, url, json=body, headers=headers)
-            check_error(answer, 401, "invalid_api_key")
+            check_error(answer, *error)
             assert session.key not in answer.text
             assert session.path_name not in answer.text
         assert len(playing.engine.requests) == 1
@@ -101,8 +102,9 @@ async def test_the_sdk_does_not_try_an_ended_session_again() -> None:
                 with pytest.raises(openai.APIStatusError) as sealed:
                     await sdk.chat.completions.create(**BODY)
                 playing.gateway.sessions.remove(session)
-                with pytest.raises(openai.AuthenticationError):
+                with pytest.raises(openai.APIStatusError) as forgotten:
                     await sdk.chat.completions.create(**BODY)
+        assert forgotten.value.status_code == 410
         assert sealed.value.status_code == 410
         assert sealed.value.code == "session_sealed"
         assert playing.engine.requests == []

@@ -54,7 +54,7 @@ def test_schema_says_what_each_setting_is() -> None:
 
     assert schema["additionalProperties"] is False
     assert schema["properties"]["seed"]["description"] == "Every random choice derives from it."
-    assert {"experiment_name", "model", "train_dataset"} <= set(schema["required"])
+    assert {"experiment_name", "model"} <= set(schema["required"])
 
 
 def test_the_reference_is_up_to_date() -> None:

@@ -1,0 +1,57 @@
+"""The time that an episode may take, and time that is not counted."""
+
+import asyncio
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+
+class EpisodeClock:
+    """Runs from the start of an episode; its `limit` ends the episode."""
+
+    def __init__(self, seconds: float) -> None:
+        self.limit = asyncio.timeout(seconds)
+        self._started = time.monotonic()
+        self._uncounted = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """What the episode took so far, without what is not counted."""
+        return time.monotonic() - self._started - self._uncounted
+
+    @contextmanager
+    def stopped(self) -> Generator[None]:
+        """Do not count the body's time."""
+        when, began = self.limit.when(), time.monotonic()
+        if when is None or self.limit.expired():
+            yield  # it stands, or the episode is ending
+            return
+        self.limit.reschedule(None)
+        try:
+            yield
+        finally:
+            waited = time.monotonic() - began
+            self._uncounted += waited
+            self.limit.reschedule(when + waited)
+
+
+_clock: ContextVar[EpisodeClock | None] = ContextVar("areal_agent.clock", default=None)
+
+
+def start_clock(seconds: float) -> EpisodeClock:
+    """Start the clock of the episode that the current task runs."""
+    clock = EpisodeClock(seconds)
+    _clock.set(clock)
+    return clock
+
+
+@contextmanager
+def uncounted() -> Generator[None]:
+    """Take the body's time for none of the running episode's, if one runs."""
+    clock = _clock.get()
+    if clock is None:
+        yield
+        return
+    with clock.stopped():
+        yield
