@@ -142,10 +142,7 @@ class DenseModel:
         Earlier positions of a slot must hold the tokens before. Returns the logits after each
         row's last token, float32 [B, V].
         """
-        hidden = self._fill(self._cache, first_slot, rows, starts)  # [B, P, hidden]
-        last = torch.tensor([len(row) - 1 for row in rows], device=self._device)
-        picked = hidden[torch.arange(len(rows), device=self._device), last]
-        return self._logits(picked)
+        return self._logits(self._fill(self._cache, first_slot, rows, starts, only_last=True))
 
     @torch.inference_mode()
     def decode(self, tokens: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
@@ -196,7 +193,7 @@ class DenseModel:
         for row in rows:
             parts = range(0, len(row), _SCORE_TOKENS)
             hidden = torch.cat(
-                [self._fill(scratch, 0, [row[a : a + _SCORE_TOKENS]], [a])[0] for a in parts]
+                [self._fill(scratch, 0, [row[a : a + _SCORE_TOKENS]], [a]) for a in parts]
             )
             logprobs = [0.0]
             step = max(1, _SCORE_ELEMENTS // self.vocab_size)
@@ -210,8 +207,19 @@ class DenseModel:
         return result
 
     def _fill(
-        self, cache: SlotCache, first_slot: int, rows: Sequence[list[int]], starts: list[int]
+        self,
+        cache: SlotCache,
+        first_slot: int,
+        rows: Sequence[list[int]],
+        starts: list[int],
+        *,
+        only_last: bool = False,
     ) -> Tensor:
+        """Fill slots; returns the last layer's output for all tokens [B * P, hidden].
+
+        With `only_last` it is computed for the last token of each row alone [B, hidden]: nothing
+        reads the others, and their keys and values are stored before.
+        """
         count, width = len(rows), max(len(row) for row in rows)
         length = max(starts) + width
         cache.reserve(first_slot + count, length)
@@ -220,22 +228,25 @@ class DenseModel:
             ids[i, : len(row)] = row
         positions = np.asarray(starts)[:, None] + np.arange(width)  # [B, P]
         mask = torch.arange(length, device=self._device) <= self._to(positions)[:, None, :, None]
+        ends = np.array([i * width + len(row) - 1 for i, row in enumerate(rows)])
+        last = self._to(ends) if only_last else None
+        last_mask = mask.view(-1, length)[self._to(ends)].view(count, 1, 1, length)
 
         def attend(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            q = q.view(count, width, self.shape.heads, -1).transpose(1, 2)
+            seen = mask if len(q) == count * width else last_mask
+            q = q.view(count, -1, self.shape.heads, self.shape.head_dim).transpose(1, 2)
             window = slice(first_slot, first_slot + count)
             mixed = F.scaled_dot_product_attention(
                 q,
                 keys[window, :, :length],
                 values[window, :, :length],
-                attn_mask=mask,
+                attn_mask=seen,
                 enable_gqa=self.shape.heads != self.shape.kv_heads,
             )
-            return mixed.transpose(1, 2).reshape(count * width, -1)
+            return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
         slots = np.repeat(np.arange(first_slot, first_slot + count), width)
-        hidden = self._layers(cache, self._to(ids.ravel()), slots, positions.ravel(), attend)
-        return hidden.view(count, width, -1)
+        return self._layers(cache, self._to(ids.ravel()), slots, positions.ravel(), attend, last)
 
     def _layers(
         self,
@@ -244,7 +255,9 @@ class DenseModel:
         slots: NDArray[np.int64],
         positions: NDArray[np.int64],
         attend: Attend,
+        last: Tensor | None = None,
     ) -> Tensor:
+        """Run all layers; behind the keys and values of the last one, for rows `last` alone."""
         s, w = self.shape, self._weights
         x = F.embedding(ids, w.embed)  # [N, hidden]
         rope = self._rope_table(cache.length).index_select(0, self._to(positions))
@@ -256,6 +269,8 @@ class DenseModel:
             q = self._rotate(qkv, layer, rope)
             stored = qkv[:, s.heads * s.head_dim :].reshape(-1, s.head_dim)
             data.view(-1, s.head_dim).index_copy_(0, target, stored)
+            if last is not None and layer is w.layers[-1]:
+                q, x = q[last], x[last]
             x = torch.addmm(x, attend(q, data[0], data[1]), layer.out)
             if layer.out_bias is not None:
                 x += layer.out_bias

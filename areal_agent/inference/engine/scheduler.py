@@ -93,7 +93,9 @@ class Scheduler:
                 seen[prompt] = len(unique)
                 unique.append(sequence)
         match = self._matcher()
-        unique.sort(key=lambda s: len(s.tokens) - match(s)[1])
+        # neighbours of like length waste less padding, and the last slot, which moves forward into
+        # the holes of finished requests, should not be the longest of all
+        unique.sort(key=lambda s: len(s.tokens) - match(s)[1], reverse=True)
         for sequence in unique:
             self._place(sequence, *match(sequence))
             wave.leaders.append(sequence)
