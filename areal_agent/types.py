@@ -128,6 +128,8 @@ class Interaction:
     """The assistant message made of the reply, for display."""
     response: ModelResponse
     reward: float | None = None
+    gconfig: GenerationHyperparameters | None = None
+    """What it was sampled with; None when that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

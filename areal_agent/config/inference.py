@@ -98,6 +98,10 @@ class GatewayConfig(ConfigModel):
     """When no online session is open and none was started for so long, those on offer end with
     the outcome `timeout`."""
 
+    sampling: Literal["agent", "run"] = "agent"
+    """Whose temperature, top_p, top_k and frequency_penalty training samples with: `agent` takes
+    what a request says, `run` puts gconfig's in its place. Evaluation takes what a request says."""
+
     turn_discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """What a later turn's reward counts for, per turn before it."""
 

@@ -71,13 +71,14 @@ class Dialect(Generic[Style]):
             tools=asked.tools,
             prompt=asked.prompt,
             param=self.param,
-            gconfig=read_sampling(
-                body,
-                session.gconfig,
-                trained=session.trained,
-                max_tokens=self.max_tokens,
-                stop=self.stop,
-                max_choices=self.max_choices,
+            gconfig=session.settle(
+                read_sampling(
+                    body,
+                    session.gconfig,
+                    max_tokens=self.max_tokens,
+                    stop=self.stop,
+                    max_choices=self.max_choices,
+                )
             ),
             digest=key,
             stream=body.boolean("stream"),

@@ -1,5 +1,6 @@
 """Opens a session for each episode, and hands out the clients that reach it."""
 
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -12,10 +13,13 @@ from areal_agent.gateway.desk import Desk
 from areal_agent.gateway.keys import AdminKey
 from areal_agent.gateway.load import Load
 from areal_agent.gateway.reachable import Reachable
+from areal_agent.gateway.sampling import OVERRULED, Whose
 from areal_agent.gateway.session import ABANDONED_SECONDS, Session
 from areal_agent.gateway.sessions import Sessions
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.types import GenerationHyperparameters
+
+logger = logging.getLogger(__name__)
 
 
 class Gateway(Reachable):
@@ -32,6 +36,7 @@ class Gateway(Reachable):
         model: str,
         host: str = "127.0.0.1",
         port: int = 0,
+        sampling: Whose = "agent",
         abandoned_seconds: float = ABANDONED_SECONDS,
         admin_key: AdminKey | None = None,
         max_requests: int | None = None,
@@ -43,6 +48,7 @@ class Gateway(Reachable):
             model: the policy's name.
             host: to listen on.
             port: to listen on, from the start; 0 lets the system choose, when a URL is asked for.
+            sampling: whose `OVERRULED` settings training samples with.
             abandoned_seconds: how long a reply is sampled on after its client has left.
             admin_key: starts sessions from outside; None makes a random one.
             max_requests: most calls under way at once; None means any number.
@@ -52,8 +58,10 @@ class Gateway(Reachable):
         super().__init__(make_app(self.sessions, self.desk, model=model), host=host, port=port)
         self.model = model
         self._chat = chat
+        self._sampling: Whose = sampling
         self._abandoned_seconds = abandoned_seconds
         self._load = Load(max_requests)
+        self._has_warned = False
 
     @asynccontextmanager
     async def session(
@@ -67,6 +75,7 @@ class Gateway(Reachable):
             gconfig,
             self._group,
             trained=trained,
+            sampling=self._sampling,
             abandoned_seconds=self._abandoned_seconds,
             load=self._load,
         )
@@ -78,6 +87,17 @@ class Gateway(Reachable):
                 await run_shielded(session.seal())
             finally:
                 self.sessions.remove(session)
+                self._tell_overruled(session)
+
+    def _tell_overruled(self, session: Session) -> None:
+        """Warn once: what an agent asks for is not what it gets."""
+        if session.counts["overruled"] and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the agent asks for sampling of its own; gateway.sampling is run, so training "
+                "samples with gconfig's %s",
+                ", ".join(OVERRULED),
+            )
 
     def client(self, session: Session) -> AsyncOpenAI:
         """Return an OpenAI client of this process for one session."""

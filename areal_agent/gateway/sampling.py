@@ -1,5 +1,7 @@
 """Sampling parameters of a request: honoured, or refused by name. Never taken and ignored."""
 
+from typing import Literal
+
 from areal_agent.errors import ConfigError
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body
@@ -7,23 +9,26 @@ from areal_agent.types import GenerationHyperparameters
 
 MAX_CHOICES = 128
 
+Whose = Literal["agent", "run"]
+"""Whose `OVERRULED` settings a call that may be trained on is sampled with."""
+
+OVERRULED = ("temperature", "top_p", "top_k", "frequency_penalty")
+"""What makes the distribution that tokens are drawn from."""
+
 
 def read_sampling(
     body: Body,
     base: GenerationHyperparameters,
     *,
-    trained: bool,
     max_tokens: tuple[str, ...],
     stop: str = "stop",
     max_choices: int = 1,
 ) -> GenerationHyperparameters:
-    """Return what a request is sampled with: its own parameters over those of the run.
+    """Return what a request asks to be sampled with: its own parameters over those of the run.
 
     Args:
         body: the request; its sampling fields are taken.
         base: the run's settings.
-        trained: the reply may be trained on. Then the temperature must be the run's: logprobs are
-            those of the sampling temperature, and a batch has one.
         max_tokens: the names under which this dialect bounds the reply, at most one of them given.
         stop: this dialect's name of the stop strings.
         max_choices: most replies that this dialect can write.
@@ -32,13 +37,6 @@ def read_sampling(
         ApiError: 400, naming the parameter.
     """
     temperature = body.number("temperature", base.effective_temperature, 0.0, 100.0)
-    if trained and temperature != base.effective_temperature:
-        raise ApiError(
-            f"temperature: this run trains at temperature {base.effective_temperature:g}, got "
-            f"{temperature:g}: leave it out, or set gconfig.temperature",
-            param="temperature",
-            code="invalid_value",
-        )
     changes: dict[str, object] = {
         "greedy": temperature == 0.0,
         "top_p": body.number("top_p", base.top_p, 1e-6, 1.0),
@@ -63,6 +61,33 @@ def read_sampling(
         return base.new(**changes)
     except (ConfigError, ValueError) as error:
         raise ApiError(f"sampling parameters: {error}") from error
+
+
+def for_training(
+    asked: GenerationHyperparameters, base: GenerationHyperparameters, whose: Whose
+) -> GenerationHyperparameters:
+    """Return what a call that may be trained on is sampled with.
+
+    Args:
+        asked: what the request asks for.
+        base: the run's settings.
+        whose: settings that go before.
+
+    Raises:
+        ApiError: 400, it would be greedy.
+    """
+    if whose == "run":
+        own = {"greedy": base.greedy} | {name: getattr(base, name) for name in OVERRULED}
+        asked = asked if all(getattr(asked, n) == v for n, v in own.items()) else asked.new(**own)
+    if asked.effective_temperature == 0:
+        raise ApiError(
+            "temperature: expected more than 0 in training, got 0: a greedy reply has no "
+            "probability to train on. Ask for more, or set gateway.sampling to run: then training "
+            "samples at gconfig.temperature whatever is asked for",
+            param="temperature",
+            code="invalid_value",
+        )
+    return asked
 
 
 def _max_tokens(body: Body, default: int, names: tuple[str, ...]) -> int:

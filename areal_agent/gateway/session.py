@@ -16,6 +16,7 @@ from areal_agent.gateway.conversation import Conversation, Plan, Turn
 from areal_agent.gateway.exchange import Call, Exchange
 from areal_agent.gateway.load import Load
 from areal_agent.gateway.reply import Reply, read_reply
+from areal_agent.gateway.sampling import Whose, for_training
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.net.api_error import ApiError
 from areal_agent.types import GenerationHyperparameters, ModelRequest
@@ -33,6 +34,7 @@ COUNTED = (
     "joins",
     "abandoned",
     "malformed_calls",
+    "overruled",
 )
 """What a session counts, besides ``undelivered`` answers."""
 
@@ -66,6 +68,7 @@ class Session:
         group: asyncio.TaskGroup,
         *,
         trained: bool,
+        sampling: Whose = "agent",
         abandoned_seconds: float = ABANDONED_SECONDS,
         load: Load | None = None,
     ) -> None:
@@ -77,6 +80,7 @@ class Session:
             gconfig: what calls are sampled with, where they do not say.
             group: where tasks run.
             trained: the replies may be trained on.
+            sampling: whose settings go before then.
             abandoned_seconds: see `ABANDONED_SECONDS`.
             load: of all sessions.
         """
@@ -93,6 +97,7 @@ class Session:
         """A prompt found no room in the context."""
         self._engine = engine
         self._group = group
+        self._sampling: Whose = sampling
         self._abandoned_seconds = abandoned_seconds
         self._load = Load() if load is None else load
         self._users = 0
@@ -136,6 +141,18 @@ class Session:
         finally:
             self._users -= 1
             self.touch()
+
+    def settle(self, asked: GenerationHyperparameters) -> GenerationHyperparameters:
+        """Return what a call is sampled with that asks for these settings.
+
+        Raises:
+            ApiError: 400, they cannot be trained on.
+        """
+        if not self.trained:
+            return asked
+        settled = for_training(asked, self.gconfig, self._sampling)
+        self._counts["overruled"] += settled is not asked
+        return settled
 
     def begin(self, call: Call, *, prefix: str) -> Exchange:
         """Start to answer a call; a retry gets what was started before.

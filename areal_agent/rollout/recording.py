@@ -52,10 +52,8 @@ class EpisodeEngine:
             )
         seed = self._call_seed(self._turns, request.gconfig.seed)
         self._turns += 1
-        gconfig = request.gconfig.model_copy(update={"seed": seed})
-        response = await self._engine.agenerate(
-            replace(request, gconfig=gconfig), on_tokens=on_tokens
-        )
+        request = replace(request, gconfig=request.gconfig.model_copy(update={"seed": seed}))
+        response = await self._engine.agenerate(request, on_tokens=on_tokens)
         if not self._closed:
             self._keep(request, response)
         return response
@@ -70,6 +68,7 @@ class EpisodeEngine:
                 messages=cast("Sequence[dict[str, object]]", messages),
                 reply={},
                 response=response,
+                gconfig=request.gconfig,
             )
         )
 

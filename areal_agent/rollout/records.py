@@ -110,5 +110,5 @@ def _turn(interaction: Interaction) -> dict[str, Any]:
         "logprobs": [round(value, 6) for value in response.output_logprobs],
         "versions": list(response.output_versions),
         "stop_reason": response.stop_reason,
-        "temperature": response.temperature,
+        "sampling": None if interaction.gconfig is None else interaction.gconfig.model_dump(),
     }

@@ -106,6 +106,7 @@ def _gateway(config: ExperimentConfig, chat: ChatFormat, model: Path, base: Path
         model=model.name,
         host=settings.host,
         port=settings.port,
+        sampling=settings.sampling,
         admin_key=given_admin_key(
             settings.host, None if key_file is None else base / key_file.expanduser(), os.environ
         ),

@@ -158,18 +158,19 @@ async def test_a_full_context_keeps_the_turns_before_it() -> None:
     assert [row.reward for row in run.rows] == [0.5]
 
 
-async def test_evaluation_leaves_the_temperature_to_the_agent() -> None:
-    class Cold:
+async def test_greedy_replies_are_for_evaluation_only() -> None:
+    class Greedy:
         async def run(self, data: dict[str, Any], client: AsyncOpenAI) -> float:
-            await client.chat.completions.create(model="m", messages=[USER], temperature=0.1)
+            await client.chat.completions.create(model="m", messages=[USER], temperature=0)
             return 1.0
 
     async with stage() as playing:
-        assert (await episode(playing, Cold(), is_eval=True)).episode.outcome == "ok"
-        failed = (await episode(playing, Cold())).episode
+        assert (await episode(playing, Greedy(), is_eval=True)).episode.outcome == "ok"
+        failed = (await episode(playing, Greedy())).episode
     assert failed.outcome == "workflow_error"
     assert failed.failure is not None
     assert "temperature" in failed.failure.message
+    assert "gateway.sampling" in failed.failure.message
 
 
 async def test_a_timeout_ends_the_calls_of_the_episode() -> None:

@@ -272,7 +272,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"system": [IMAGE]}, "system[0]"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"stop_sequences": [""]}, "stop_sequences"),
-    ({"extra_body": {"temperature": 0.3}}, "temperature"),
+    ({"extra_body": {"temperature": 0}}, "temperature"),
     ({"extra_body": {"stop": ["x"]}}, "the parameter 'stop'"),
     ({"extra_body": {"n": 2}}, "n"),
     ({"extra_body": {"no_such": 1}}, "the parameter 'no_such'"),

@@ -114,7 +114,7 @@ async def test_choices_are_turns_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"temperature": 0.3}, "temperature"),
+        ({"temperature": 0}, "temperature"),
         ({"presence_penalty": 1}, "presence_penalty"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"top_logprobs": 2, "logprobs": True}, "top_logprobs"),

@@ -259,7 +259,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[0].defer_loading"),
     ({"tool_choice": "required", "tools": TOOLS}, "tool_choice"),
     ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice"),
-    ({"temperature": 0.3}, "temperature"),
+    ({"temperature": 0}, "temperature"),
     ({"reasoning": {"effort": "high"}}, "reasoning"),
     ({"text": {"format": {"type": "json_object"}}}, "text"),
     ({"include": ["message.output_text.logprobs"]}, "include"),

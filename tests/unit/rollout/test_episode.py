@@ -12,9 +12,10 @@ from areal_agent.rollout import context
 from areal_agent.rollout.episode import EpisodeSpec, run_episode
 from areal_agent.rollout.evaluate import run_all
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
+from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine, Reply
 from areal_agent.trajectory import Trajectory
-from areal_agent.types import Interaction, ModelRequest, Scores
+from areal_agent.types import GenerationHyperparameters, Interaction, ModelRequest, Scores
 
 SPEC = EpisodeSpec(id="0:3:1", prompt_id="0:3", seed=1, epoch=0, index=3, sample=1)
 
@@ -94,6 +95,23 @@ async def test_rows_that_cannot_be_trained_on_are_a_failure_of_the_workflow():
     episode = (await run(BadMetric())).episode
     assert (episode.outcome, episode.failure.place) == ("workflow_error", "trajectory")
     assert "metric 'x'" in episode.failure.message
+
+
+@pytest.mark.parametrize("is_eval", [False, True])
+async def test_greedy_replies_are_not_trained_on(is_eval):
+    class Greedy(RolloutWorkflow):
+        async def arun_episode(self, engine, data):
+            gconfig = GenerationHyperparameters(greedy=True)
+            response = await engine.agenerate(ModelRequest([1, 2], gconfig))
+            return Trajectory.from_response(response, 1.0)
+
+    spec = replace(SPEC, is_eval=is_eval)
+    ended = await run_episode(Greedy(), FakeEngine(), {}, spec, timeout_seconds=10.0)
+    if is_eval:
+        assert ended.episode.outcome == "ok"
+    else:
+        assert (ended.episode.outcome, list(ended.rows)) == ("workflow_error", [])
+        assert "greedily" in ended.episode.failure.message
 
 
 async def test_an_episode_that_takes_too_long():
