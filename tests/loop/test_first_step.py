@@ -64,6 +64,8 @@ class Story:
     """The same of logprobs that came with sampled tokens."""
     mixed: dict[int, float] = field(default_factory=dict)
     """The same of a batch with many temperatures, by version."""
+    mixed_update: dict[str, float] = field(default_factory=dict)
+    """Metrics of an update on such a batch, fresh from the server."""
     probe: float = 1.0
 
 
@@ -97,6 +99,7 @@ async def tell(path: Path, model: Path, root: Path) -> Story:
             fresh = await fresh_server(run.folder.weights / "v000001", root, stack)
             story.fresh = await greedy(fresh)
             story.scores["fresh"] = (await fresh.score(rows)).logprobs
+        story.mixed_update = await run.update(await mixed(run))
         await rollouts.aclose()
     return story
 
@@ -211,6 +214,15 @@ def test_trainer_and_server_agree(story: Story, version: int, temperature: float
 @pytest.mark.parametrize("version", [0, 1])
 def test_they_agree_where_each_turn_has_its_own_temperature(story: Story, version: int) -> None:
     assert story.mixed[version] < CLOSE
+
+
+def test_the_first_step_on_mixed_temperatures_has_ratio_1(story: Story) -> None:
+    told = story.mixed_update
+    assert told["update/applied_steps"] == 1
+    assert told["update/loss_tokens"] > 30
+    assert told["mismatch/current_abs_max"] < CLOSE
+    assert told["update/ratio_max"] == pytest.approx(1.0, abs=1e-3)
+    assert told["publish/probe_abs_max"] < CLOSE
 
 
 def test_the_probe_after_an_update_agrees(story: Story) -> None:
