@@ -6,9 +6,10 @@ banned by the linter.
 
 import asyncio
 import importlib.util
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -67,6 +68,20 @@ async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
             yield group
     except BaseExceptionGroup as error:
         raise first_error(error) from error
+
+
+async def open_stream(
+    sock: socket.socket, stack: AsyncExitStack
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Read and write a connected socket, which is ours from here on; `stack` closes it."""
+    sock.setblocking(False)
+    try:
+        reader, writer = await asyncio.open_connection(sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+    stack.callback(writer.close)
+    return reader, writer
 
 
 def fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:

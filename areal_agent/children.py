@@ -34,6 +34,7 @@ class ChildProcess:
         *,
         log: Path,
         env: Mapping[str, str] | None = None,
+        inherit_env: bool = True,
         pass_fds: Sequence[int] = (),
         stop_grace_seconds: float = 3.0,
     ) -> None:
@@ -44,13 +45,15 @@ class ChildProcess:
             argv: program and arguments; no shell is involved.
             log: file that its output is appended to; readable by us only.
             env: variables on top of our own. Secrets go here, never into `argv`.
+            inherit_env: False gives it the variables in `env` and no others.
             pass_fds: file descriptors it inherits.
-            stop_grace_seconds: time between SIGTERM and SIGKILL when it is stopped.
+            stop_grace_seconds: time between SIGTERM and SIGKILL when it is stopped. 0 means that
+                it is killed at once.
         """
         self.name = name
         self.log = log
         self._argv = list(argv)
-        self._env = dict(env or {})
+        self._env = {**(os.environ if inherit_env else {}), **(env or {})}
         self._pass_fds = tuple(pass_fds)
         self._grace = stop_grace_seconds
         self._lifeline = ExitStack()
@@ -73,7 +76,7 @@ class ChildProcess:
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
-                    env={**os.environ, **self._env, **lifeline.env},
+                    env={**self._env, **lifeline.env},
                     pass_fds=(*self._pass_fds, *lifeline.pass_fds),
                     start_new_session=True,
                 )
@@ -114,13 +117,13 @@ class ChildProcess:
             raise LaunchError(self.describe_end())
 
     async def stop(self) -> None:
-        """SIGTERM, a time of grace, then SIGKILL to it and to all it started."""
+        """SIGTERM, the time of grace, then SIGKILL to it and to all it started."""
         process = self._process
         if process is None:
             return
         self._stopping = True
         try:
-            if process.returncode is None:
+            if process.returncode is None and self._grace > 0:
                 with suppress(ProcessLookupError):
                     process.terminate()
                 if not await _ended_within(process, self._grace):

@@ -13,6 +13,7 @@
     │   ├── ServerError                       the server failed or could not be reached: retried
     │   ├── EngineFault                       the engine broke; every waiting request fails with it
     │   └── WeightUpdateError                 new weights were not loaded; the old ones still serve
+    ├── AgentError (RuntimeError)             an agent failed in its worker process, or ended it
     ├── RewardError (RuntimeError)            a reward could not be computed
     ├── SessionTimeout (TimeoutError)         an agent from elsewhere did not come, or went silent
     ├── RolloutError (RuntimeError)           no batch can be formed
@@ -80,6 +81,10 @@ class EngineFault(InferenceError):
 
 class WeightUpdateError(InferenceError):
     """New weights were not loaded; the old ones are still served."""
+
+
+class AgentError(ArealAgentError, RuntimeError):
+    """An agent failed in its worker process, or the process ended under it."""
 
 
 class RewardError(ArealAgentError, RuntimeError):

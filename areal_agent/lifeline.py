@@ -3,12 +3,14 @@
 The parent holds the write end of a pipe and hands the read end to the child: when the parent is
 gone, by SIGKILL too, the kernel closes the write end and the child reads end-of-file. On Linux the
 child also asks the kernel for SIGTERM at its parent's death, which arrives without the
-interpreter's help, for instance while a library is being loaded.
+interpreter's help, for instance while a library is being loaded. A child that leads a group of
+processes may have the kernel kill them all instead.
 
 A child calls `watch_parent` before anything else, so before its slow imports.
 """
 
 import ctypes
+import fcntl
 import os
 import signal
 import sys
@@ -71,11 +73,12 @@ class Lifeline:
             self._write_end = -1
 
 
-def watch_parent(*, grace_seconds: float = 2.0) -> bool:
+def watch_parent(*, grace_seconds: float = 2.0, whole_group: bool = False) -> bool:
     """Tie this process to the parent that started it with a `Lifeline`.
 
     When the parent is gone this process gets SIGTERM (perhaps twice), and `grace_seconds` later it
     is ended, whatever it is doing. Works for synchronous programs and for event loops alike.
+    With `whole_group` its process group, so all that it started, is killed at once instead.
 
     Returns:
         False when this process was not started with a lifeline: then nothing is watched.
@@ -85,13 +88,19 @@ def watch_parent(*, grace_seconds: float = 2.0) -> bool:
         return False
     fd, parent = (int(part) for part in value.split(":"))
     os.set_inheritable(fd, False)
-    _ask_for_sigterm_at_parents_death()
+    if whole_group:
+        _ask_for_the_groups_end(fd)
+    else:
+        _ask_for_sigterm_at_parents_death()
     if os.getppid() != parent:  # it died before we asked
         os._exit(ORPHAN_EXIT_CODE)
     # A thread, because a synchronous worker has no event loop and is busy in torch, and a daemon,
     # because `asyncio.to_thread` would be joined at exit and so keep a finished process alive.
     threading.Thread(  # noqa: TID251 - see above
-        target=_end_after_parent, args=(fd, grace_seconds), name="lifeline", daemon=True
+        target=_end_after_parent,
+        args=(fd, grace_seconds, whole_group),
+        name="lifeline",
+        daemon=True,
     ).start()
     return True
 
@@ -101,9 +110,19 @@ def _ask_for_sigterm_at_parents_death() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
-def _end_after_parent(fd: int, grace_seconds: float) -> NoReturn:
+def _ask_for_the_groups_end(fd: int) -> None:
+    """Let the kernel kill our process group when the other end of the pipe `fd` is closed."""
+    if sys.platform == "linux":
+        fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _end_after_parent(fd: int, grace_seconds: float, whole_group: bool) -> NoReturn:
     while os.read(fd, 1):
         pass
+    if whole_group:
+        os.killpg(os.getpgrp(), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(grace_seconds)
     os._exit(ORPHAN_EXIT_CODE)

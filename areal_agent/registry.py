@@ -7,13 +7,15 @@ entry-point group ``areal_agent.<kind>``, so a package of yours can add its own.
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from areal_agent.errors import ConfigError
+from areal_agent.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -54,6 +56,77 @@ def available(kind: str, builtin: Mapping[str, str] | None = None) -> dict[str, 
     """Return the short names of a kind, sorted, each with where it comes from. Imports none."""
     names = {name: entry.value for name, entry in _entry_points(kind).items()}
     return dict(sorted((names | dict(builtin or {})).items()))
+
+
+def resolve_args(args: Mapping[str, Any], base: Path) -> dict[str, Any]:
+    """Return a workflow's arguments with the names under ``reward_fn`` and in ``tools`` resolved.
+
+    Raises:
+        ConfigError: a name stands for nothing, or ``tools`` is no list.
+    """
+    out = dict(args)
+    if isinstance(out.get("reward_fn"), str):
+        out["reward_fn"] = resolve(out["reward_fn"], kind="rewards", base=base)
+    tools = out.get("tools")
+    if isinstance(tools, str):
+        raise ConfigError(f"workflow.args.tools: expected a list of names, got {tools!r}")
+    if isinstance(tools, list):
+        out["tools"] = [
+            resolve(tool, kind="tools", base=base) if isinstance(tool, str) else tool
+            for tool in cast("list[Any]", tools)
+        ]
+    return out
+
+
+def parameters(factory: Any) -> list[str]:
+    """Return the names of a callable's parameters; none where it does not tell."""
+    try:
+        return list(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def construct(factory: Any, args: Mapping[str, Any], name: str) -> Any:
+    """Call what was named in the settings.
+
+    Raises:
+        ConfigError: it does not take `args`, or failed.
+        DataError: it says so itself.
+    """
+    try:
+        inspect.signature(factory).bind(**args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} does not take these args: {error}; got {sorted(args)}, it takes "
+            f"{sorted(parameters(factory))}"
+        ) from error
+    try:
+        return factory(**args)
+    except (ConfigError, DataError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"{name} failed with {type(error).__name__}: {error}") from error
+
+
+def is_function_of_data(thing: object) -> bool:
+    """Tell whether `thing` is a function whose first parameter is ``data``: an agent as it is."""
+    return inspect.isfunction(thing) and parameters(thing)[:1] == ["data"]
+
+
+def bind(function: Callable[..., Any], args: Mapping[str, Any], name: str) -> Callable[..., Any]:
+    """Return a function to which `args` are handed with each call.
+
+    Raises:
+        ConfigError: it does not take them.
+    """
+    try:
+        inspect.signature(function).bind_partial(**args)
+    except TypeError as error:
+        raise ConfigError(
+            f"{name} does not take these args: {error}; got {sorted(args)}, it takes "
+            f"{sorted(parameters(function))}"
+        ) from error
+    return partial(function, **args)
 
 
 def load_script(path: Path) -> ModuleType:

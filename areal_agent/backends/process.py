@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import sys
-from asyncio import StreamReader, StreamWriter
+from asyncio import StreamWriter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from areal_agent import errors
-from areal_agent.aio import Turns
+from areal_agent.aio import Turns, open_stream
 from areal_agent.backends.base import LossSpec, StepResult
 from areal_agent.backends.frames import Frame, FrameReader, encode, pack_batch
 from areal_agent.children import ChildProcess
@@ -89,7 +89,7 @@ class ProcessBackend:
         async with AsyncExitStack() as stack:
             ours, theirs = socket.socketpair()
             with theirs:
-                reader, self._writer = await _open_stream(ours, stack)
+                reader, self._writer = await open_stream(ours, stack)
                 self._child = ChildProcess(
                     "the trainer's worker",
                     [*self._command, str(theirs.fileno())],
@@ -205,19 +205,6 @@ class ProcessBackend:
 
 def _absolute(folder: Path) -> str:
     return str(folder.absolute())
-
-
-async def _open_stream(
-    ours: socket.socket, stack: AsyncExitStack
-) -> tuple[StreamReader, StreamWriter]:
-    ours.setblocking(False)
-    try:
-        reader, writer = await asyncio.open_connection(sock=ours)
-    except BaseException:
-        ours.close()
-        raise
-    stack.callback(writer.close)
-    return reader, writer
 
 
 async def _describe_death(child: ChildProcess) -> str:

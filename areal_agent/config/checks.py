@@ -38,6 +38,7 @@ def check_experiment(config: "ExperimentConfig") -> None:
         *_evaluation(config),
         *_backends(config),
         *_server(config),
+        *_gateway(config),
     )
     if problems:
         raise ContradictionError(problems)
@@ -126,4 +127,14 @@ def _server(config: "ExperimentConfig") -> Iterator[Problem]:
             ("rollout", "server", "port"),
             f"{servers} servers count up from port {server.port} to {server.port + servers - 1}, "
             "but the last port is 65535: lower it, or set 0 to let the system choose",
+        )
+
+
+def _gateway(config: "ExperimentConfig") -> Iterator[Problem]:
+    gateway = config.gateway
+    if gateway.hosting != "subprocess" and "workers" in gateway.model_fields_set:
+        yield (
+            ("gateway", "workers"),
+            f"gateway.hosting is {gateway.hosting}, which starts no worker processes: set it to "
+            "subprocess, or leave gateway.workers out",
         )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from areal_agent.config.base import ConfigModel
 
@@ -73,6 +73,40 @@ class RolloutConfig(ConfigModel):
     """The embedded inference server."""
 
 
+EPISODE_ENV = (
+    "OPENAI_BASE_URL",
+    "OPENAI_API_KEY",
+    "ANTHROPIC_BASE_URL",
+    "ANTHROPIC_API_KEY",
+)
+"""Variables that an agent in a worker process finds the gateway by, set anew for each episode."""
+
+
+class AgentWorkersConfig(ConfigModel):
+    """Processes that agents run in, with `gateway.hosting: subprocess`."""
+
+    n: int = Field(default=8, ge=1)
+    """Most processes, and so most episodes that run at a time. They start as they are needed."""
+
+    env: dict[str, str | None] = Field(default_factory=dict[str, str | None])
+    """Environment variables for agents. null hands on the run's own value, so that a secret need
+    not stand in the settings. Of the run's other variables only those that programs need anyway
+    are handed on; see the page on agents."""
+
+    startup_timeout_seconds: float = Field(default=120.0, gt=0)
+    """How long a process may take until it has imported the agent."""
+
+    @field_validator("env")
+    @classmethod
+    def _leaves_the_gateways_alone(cls, env: dict[str, str | None]) -> dict[str, str | None]:
+        for name in env:
+            if not name or "=" in name or "\0" in name:
+                raise ValueError(f"expected names of environment variables, got {name!r}")
+            if name in EPISODE_ENV:
+                raise ValueError(f"{name} is set for each episode: it leads to the gateway")
+        return env
+
+
 class GatewayConfig(ConfigModel):
     """Where agents that speak OpenAI's protocol find the policy, and how they are trained on."""
 
@@ -101,6 +135,13 @@ class GatewayConfig(ConfigModel):
     sampling: Literal["agent", "run"] = "agent"
     """Whose temperature, top_p, top_k and frequency_penalty training samples with: `agent` takes
     what a request says, `run` puts gconfig's in its place. Evaluation takes what a request says."""
+
+    hosting: Literal["inline", "subprocess"] = "inline"
+    """Where agents run: `inline` in the run's event loop, `subprocess` in processes of their own,
+    for agents that are not async, may crash, or need an environment to themselves."""
+
+    workers: AgentWorkersConfig = AgentWorkersConfig()
+    """The processes, with `subprocess`."""
 
     turn_discount: float = Field(default=1.0, ge=0.0, le=1.0)
     """What a later turn's reward counts for, per turn before it."""

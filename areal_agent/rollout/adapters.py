@@ -9,6 +9,7 @@ from areal_agent.gateway.gateway import Gateway
 from areal_agent.gateway.rewards import Style
 from areal_agent.gateway.session import Session
 from areal_agent.inference.base import InferenceEngine
+from areal_agent.registry import is_function_of_data
 from areal_agent.rollout import context
 from areal_agent.rollout.export import session_rows
 from areal_agent.rollout.workflow import RolloutWorkflow
@@ -26,6 +27,13 @@ class Agent(Protocol):
     """
 
     run: Callable[..., Any]
+
+
+class FunctionAgent:
+    """An agent that is a function of the data."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.run = function
 
 
 class AgentWorkflow(RolloutWorkflow):
@@ -55,6 +63,7 @@ class AgentWorkflow(RolloutWorkflow):
         if not is_agent(agent):
             raise ConfigError(
                 f"expected an agent with `async def run(self, data, ...)`, got {agent!r:.120}"
+                f"{sync_advice(agent)}"
             )
         self.agent = agent
         self._gateway = gateway
@@ -104,3 +113,14 @@ def is_agent(thing: object) -> bool:
     except TypeError:
         return False
     return True
+
+
+def sync_advice(thing: object) -> str:
+    """Say what to do with an agent, its class or a function that is not async; "" for others."""
+    run = thing if is_function_of_data(thing) else getattr(thing, "run", None)
+    if hasattr(thing, "arun_episode") or not callable(run) or inspect.iscoroutinefunction(run):
+        return ""
+    return (
+        ": it is not async, and would hold up all other episodes. Write `async def`, or name it in "
+        "the settings and set gateway.hosting to subprocess, which gives it a process of its own"
+    )

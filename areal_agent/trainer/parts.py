@@ -13,12 +13,27 @@ from areal_agent.config.experiment import ExperimentConfig, UseConfig
 from areal_agent.config.load import LoadedConfig
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.dataset import Row, as_rows
-from areal_agent.errors import ConfigError, DataError
+from areal_agent.errors import ConfigError
 from areal_agent.gateway.gateway import Gateway
 from areal_agent.gateway.keys import given_admin_key
+from areal_agent.launch.agent_pool import AgentPool
 from areal_agent.models.load import BUILTIN_PREFIX, load_vocab_size, resolve_model
-from areal_agent.registry import resolve
-from areal_agent.rollout.adapters import Agent, AgentWorkflow, is_agent
+from areal_agent.registry import (
+    bind,
+    construct,
+    is_function_of_data,
+    parameters,
+    resolve,
+    resolve_args,
+)
+from areal_agent.rollout.adapters import (
+    Agent,
+    AgentWorkflow,
+    FunctionAgent,
+    is_agent,
+    sync_advice,
+)
+from areal_agent.rollout.process_agent import ProcessAgent
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import GenerationHyperparameters
 
@@ -40,6 +55,8 @@ class Parts:
     """Held-out problems; empty when there are none."""
     gateway: Gateway
     """For agents; open while the run is."""
+    agents: AgentPool
+    """Processes for agents; it lends them while the run is open."""
     n_servers: int
     total_steps: int
     """Batches to train on."""
@@ -47,13 +64,16 @@ class Parts:
     def workflow(self, what: object, gconfig: GenerationHyperparameters) -> RolloutWorkflow:
         """Make a workflow that samples as `gconfig` says; see `make_workflow`."""
         config = self.config.gateway
-        made = make_workflow(
-            what,
-            chat=self.chat,
-            gconfig=gconfig,
-            base=self.base,
-            more={"gateway": self.gateway, "gateway_config": config},
-        )
+        if config.hosting == "subprocess":
+            made = process_agent(what, self.agents, base=self.base)
+        else:
+            made = make_workflow(
+                what,
+                chat=self.chat,
+                gconfig=gconfig,
+                base=self.base,
+                more={"gateway": self.gateway, "gateway_config": config},
+            )
         if isinstance(made, RolloutWorkflow):
             return made
         return AgentWorkflow(
@@ -89,6 +109,7 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
         train_rows=train_rows,
         eval_rows=eval_rows,
         gateway=_gateway(config, chat, model, base),
+        agents=AgentPool(config.gateway.workers),
         n_servers=rollout.parallel.world_size,
         total_steps=total_train_steps(config, len(train_rows)),
     )
@@ -150,10 +171,26 @@ def make_dataset(use: UseConfig, base: Path) -> Sequence[Row]:
         return as_rows(base / use.use, name=use.use)
     factory = resolve(use.use, kind="datasets", base=base)
     if callable(factory):
-        return as_rows(_call(factory, use.args, use.use), name=use.use)
+        return as_rows(construct(factory, use.args, use.use), name=use.use)
     if use.args:
         raise ConfigError(f"the dataset {use.use!r} is no function and takes no args")
     return as_rows(factory, name=use.use)
+
+
+def process_agent(what: object, pool: AgentPool, *, base: Path) -> ProcessAgent:
+    """Name an agent to the processes that shall run it. Nothing is imported here.
+
+    Raises:
+        ConfigError: it has no name, or one that JSON cannot hold.
+    """
+    if isinstance(what, UseConfig):
+        return ProcessAgent(pool, pool.agent(what.use, what.args, base))
+    if isinstance(what, str):
+        return ProcessAgent(pool, pool.agent(what, {}, base))
+    raise ConfigError(
+        "gateway.hosting is subprocess: processes of their own import the agent, so it must be "
+        f"given by name, as 'module:Name' or 'file.py:Name', got {what!r:.120}"
+    )
 
 
 def make_workflow(
@@ -175,10 +212,14 @@ def make_workflow(
     args: dict[str, Any] = {}
     name = repr(what)
     if isinstance(what, UseConfig):
-        args, name, what = _resolved_args(what.args, base), what.use, what.use
+        args, name, what = resolve_args(what.args, base), what.use, what.use
     if isinstance(what, str):
         name = what
         what = resolve(what, kind="workflows", base=base, builtin=_BUILTIN)
+    if advice := sync_advice(what):
+        raise ConfigError(f"the agent {name}{advice}")
+    if is_function_of_data(what) and inspect.iscoroutinefunction(what):
+        return FunctionAgent(bind(what, args, name))
     if _is_ready(what):
         if args:
             raise ConfigError(f"the workflow {name} is an instance already and takes no args")
@@ -189,9 +230,9 @@ def make_workflow(
             f"class or its name, got {name}"
         )
     offered = {"chat": chat, "tokenizer": chat.tokenizer, "gconfig": gconfig, **(more or {})}
-    named = _parameters(what)
+    named = parameters(what)
     args = {key: value for key, value in offered.items() if key in named} | args
-    made = _call(what, args, name)
+    made = construct(what, args, name)
     if not _is_ready(made):
         raise ConfigError(
             f"expected {name} to give a RolloutWorkflow or an agent, got {type(made).__name__}: "
@@ -204,41 +245,3 @@ def make_workflow(
 def _is_ready(what: object) -> bool:
     """Tell whether `what` is a workflow or an agent, and not the class of one."""
     return not isinstance(what, type) and (isinstance(what, RolloutWorkflow) or is_agent(what))
-
-
-def _resolved_args(args: Mapping[str, Any], base: Path) -> dict[str, Any]:
-    out = dict(args)
-    if isinstance(out.get("reward_fn"), str):
-        out["reward_fn"] = resolve(out["reward_fn"], kind="rewards", base=base)
-    tools = out.get("tools")
-    if isinstance(tools, str):
-        raise ConfigError(f"workflow.args.tools: expected a list of names, got {tools!r}")
-    if isinstance(tools, list):
-        out["tools"] = [
-            resolve(tool, kind="tools", base=base) if isinstance(tool, str) else tool
-            for tool in cast("list[Any]", tools)
-        ]
-    return out
-
-
-def _parameters(factory: Any) -> set[str]:
-    try:
-        return set(inspect.signature(factory).parameters)
-    except (TypeError, ValueError):
-        return set()
-
-
-def _call(factory: Any, args: Mapping[str, Any], name: str) -> Any:
-    try:
-        inspect.signature(factory).bind(**args)
-    except TypeError as error:
-        raise ConfigError(
-            f"{name} does not take these args: {error}; got {sorted(args)}, it takes "
-            f"{sorted(_parameters(factory))}"
-        ) from error
-    try:
-        return factory(**args)
-    except (ConfigError, DataError):
-        raise
-    except Exception as error:
-        raise ConfigError(f"{name} failed with {type(error).__name__}: {error}") from error

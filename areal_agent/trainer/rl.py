@@ -84,6 +84,7 @@ class _Session:
 
     async def train(self) -> RunSummary:
         """Evaluate, train, evaluate, sum up."""
+        await self.run.parts.agents.check()
         settings = self.run.config.evaluator
         held_out = bool(self.run.parts.eval_rows)
         if isinstance(self.workflow, OnlineWorkflow):

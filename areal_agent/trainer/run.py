@@ -112,7 +112,9 @@ class Run:
         """
         if self.executor is not None:
             raise ConfigError("this run has its rollouts already: open another run")
-        executor = await self._start(self._workflow(workflow))
+        agent = self._workflow(workflow)
+        await self.parts.agents.check()
+        executor = await self._start(agent)
         temperature = self.config.gconfig.effective_temperature
         while self.step < self.total_steps:
             groups = await executor.next_batch()
