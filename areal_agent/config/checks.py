@@ -132,7 +132,7 @@ def _server(config: "ExperimentConfig") -> Iterator[Problem]:
 
 def _gateway(config: "ExperimentConfig") -> Iterator[Problem]:
     gateway = config.gateway
-    if gateway.hosting != "subprocess" and "workers" in gateway.model_fields_set:
+    if gateway.hosting != "subprocess" and gateway.workers != type(gateway.workers)():
         yield (
             ("gateway", "workers"),
             f"gateway.hosting is {gateway.hosting}, which starts no worker processes: set it to "

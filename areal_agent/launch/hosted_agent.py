@@ -1,6 +1,7 @@
 """An agent as a worker process runs it: made by name, sync or async, and its reward as JSON."""
 
 import asyncio
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ class HostedAgent:
             )
         self._wants = [part for part in EXTRAS if takes_all or part in signature.parameters]
         if "client" in self._wants:
-            import openai  # noqa: F401 - before the first episode's time begins
+            importlib.import_module("openai")  # before the first episode's time begins
 
     def __call__(self, data: Mapping[str, Any], *, base_url: str, api_key: str) -> Any:
         """Run one episode; returns its reward as JSON can hold it.
@@ -63,7 +64,7 @@ class HostedAgent:
             return plain(self._run(data, **extra))
         from openai import OpenAI
 
-        with OpenAI(**at) as client:
+        with OpenAI(base_url=base_url, api_key=api_key) as client:
             return plain(self._run(data, **extra, client=client))
 
     async def _asynchronous(
@@ -73,7 +74,7 @@ class HostedAgent:
             return await self._run(data, **extra)
         from openai import AsyncOpenAI
 
-        async with AsyncOpenAI(**at) as client:
+        async with AsyncOpenAI(base_url=at["base_url"], api_key=at["api_key"]) as client:
             return await self._run(data, **extra, client=client)
 
 

@@ -63,6 +63,8 @@ class Parts:
 
     def workflow(self, what: object, gconfig: GenerationHyperparameters) -> RolloutWorkflow:
         """Make a workflow that samples as `gconfig` says; see `make_workflow`."""
+        if isinstance(what, AgentWorkflow):
+            return what
         config = self.config.gateway
         if config.hosting == "subprocess":
             made = process_agent(what, self.agents, base=self.base)

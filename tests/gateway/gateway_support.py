@@ -1,10 +1,14 @@
 """A gateway over a scripted engine, and a word tokenizer whose ids tests can read."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import psutil
 
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.tokenizer import build_word_tokenizer
@@ -99,3 +103,13 @@ async def until(true: Callable[[], bool]) -> None:
 async def rest(events: AsyncIterator[Any]) -> list[Any]:
     """What is still to come."""
     return [event async for event in events]
+
+
+def alive(pids: Path) -> list[int]:
+    """Which of the processes named in a file run."""
+    found: list[int] = []
+    for pid in map(int, pids.read_text(encoding="utf-8").split()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
