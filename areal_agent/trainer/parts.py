@@ -185,10 +185,10 @@ def process_agent(what: object, pool: AgentPool, *, base: Path) -> ProcessAgent:
     Raises:
         ConfigError: it has no name, or one that JSON cannot hold.
     """
-    if isinstance(what, UseConfig):
-        return ProcessAgent(pool, pool.agent(what.use, what.args, base))
     if isinstance(what, str):
-        return ProcessAgent(pool, pool.agent(what, {}, base))
+        what = UseConfig(use=what)
+    if isinstance(what, UseConfig) and what.use not in _BUILTIN:
+        return ProcessAgent(pool, pool.agent(what.use, what.args, base))
     raise ConfigError(
         "gateway.hosting is subprocess: processes of their own import the agent, so it must be "
         f"given by name, as 'module:Name' or 'file.py:Name', got {what!r:.120}"
