@@ -52,7 +52,8 @@ class AgentPool:
         self._keepers: set[asyncio.Task[None]] = set()
         self._waiting = 0
         self._starting = 0
-        self._log_dir = self._scratch = Path()
+        self._log_dir = Path()
+        self._scratch: Path | None = None
         self._env: dict[str, str] = {}
 
     def agent(self, use: str, args: Mapping[str, Any], base: Path) -> AgentSpec:
@@ -83,7 +84,6 @@ class AgentPool:
         """
         self._env = worker_environment(self._config.env)
         self._log_dir = log_dir
-        self._scratch = Path(tempfile.mkdtemp(prefix="areal-agent-"))
         try:
             async with task_group() as group:
                 self._group = group
@@ -92,7 +92,8 @@ class AgentPool:
                 for keeper in self._keepers:
                     keeper.cancel()
         finally:
-            await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+            if self._scratch is not None:
+                await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
 
     async def check(self) -> None:
         """Import what no process has imported yet, in one of them.
@@ -139,6 +140,8 @@ class AgentPool:
 
     async def _keep(self, slot: int) -> None:
         """Start a process, offer it, and clear away what is left when it has ended."""
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="areal-agent-"))
         scratch = self._scratch / str(slot)
         scratch.mkdir(exist_ok=True)
         name = f"agent-{slot}"

@@ -63,8 +63,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     folder.settings.write_text(dump_config(pinned), encoding="utf-8")
     _write_environment(folder)
     async with AsyncExitStack() as stack:
-        if parts.config.gateway.hosting == "subprocess":
-            await stack.enter_async_context(parts.agents.running(folder.logs))
+        await stack.enter_async_context(parts.agents.running(folder.logs))
         control_key, api_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         servers, backend = await _start_processes(
             stack, _servers(parts, folder, control_key, api_key), _backend(parts, folder)

@@ -51,7 +51,7 @@ def by_environment(data: dict[str, Any], factor: float = 1.0) -> dict[str, float
 def returns(data: dict[str, Any]) -> Any:
     ask()
     if data["what"] == "huge":
-        return [0.5] * 10_000_000
+        return [1 / 3] * 1_000_000
     if data["what"] == "object":
         return object()
     if data["what"] == "numpy":
