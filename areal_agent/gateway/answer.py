@@ -13,6 +13,7 @@ from areal_agent.errors import EngineFault, InferenceError, RequestError
 from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.reply import Reply
 from areal_agent.gateway.session import Session
+from areal_agent.gateway.transport import CANCELS
 from areal_agent.net.api_error import ApiError, error_response
 
 
@@ -83,19 +84,24 @@ class Answer(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client leaves first."""
         try:
-            with self._session.in_use():
-                await self._answer(scope, receive, send)
+            with self._session.in_use(), self._exchange.reading():
+                if CANCELS in scope.get("extensions", ()):
+                    await self._write(scope, receive, send)
+                else:
+                    async with task_group() as group:
+                        watcher = group.create_task(_until_gone(receive))
+                        await self._write(scope, receive, send)
+                        watcher.cancel()
         except (ClientGone, OSError):
+            pass  # there is nobody to tell
+        finally:
             self._session.left(self._exchange)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._exchange.reading(), task_group() as group:
-            watcher = group.create_task(_until_gone(receive))
-            if self._stream:
-                await self._write_events(scope, receive, send)
-            else:
-                await self._write_whole(scope, receive, send)
-            watcher.cancel()
+    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._stream:
+            await self._write_events(scope, receive, send)
+        else:
+            await self._write_whole(scope, receive, send)
 
     async def _write_whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

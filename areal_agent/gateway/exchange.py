@@ -3,8 +3,8 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from areal_agent.data.messages import Message, Tools
@@ -108,8 +108,8 @@ class Exchange:
         for turn in self.turns:
             turn.delivered = True
 
-    @asynccontextmanager
-    async def reading(self) -> AsyncGenerator[None]:
+    @contextmanager
+    def reading(self) -> Generator[None]:
         """Count as somebody who waits for it while the body runs."""
         self.readers += 1
         try:

@@ -210,7 +210,7 @@ class Session:
         return found[-1].id
 
     def left(self, exchange: Exchange) -> None:
-        """A client has gone before it had all; the call goes on for a while, for its retry."""
+        """A client has gone; a call that is not over goes on for a while, for its retry."""
         if exchange.readers == 0 and not exchange.is_over:
             self._keep(exchange)
             loop = asyncio.get_running_loop()

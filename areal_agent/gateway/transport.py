@@ -12,6 +12,10 @@ from starlette.types import ASGIApp, Message
 
 from areal_agent.aio import collect
 
+CANCELS = "areal_agent.cancels"
+"""An ASGI extension of this transport: who leaves has its request cancelled, so that the app need
+not listen for it, in a task of its own, as over a socket."""
+
 
 class ASGIStreamTransport(httpx.AsyncBaseTransport):
     """Sends requests to `app`, each in a task of `group`; closing a response ends its request."""
@@ -30,9 +34,7 @@ class ASGIStreamTransport(httpx.AsyncBaseTransport):
         body = await request.aread()
         seconds = request.extensions.get("timeout", {}).get("read")
         exchange = _Exchange(self._app, _scope(request), body, seconds)
-        exchange.task = self._group.create_task(exchange.run())
-        self._open.add(exchange)
-        exchange.task.add_done_callback(lambda _: self._open.discard(exchange))
+        exchange.start(self._group, self._open)
         try:
             status, headers = await exchange.head()
         except BaseException:
@@ -59,6 +61,7 @@ def _scope(request: httpx.Request) -> dict[str, Any]:
         "server": (request.url.host, request.url.port),
         "client": ("127.0.0.1", 0),
         "root_path": "",
+        "extensions": {CANCELS: {}},
     }
 
 
@@ -77,18 +80,30 @@ class _Exchange:
         self._body: bytes | None = body
         self._sent: asyncio.Queue[Message | Exception | None] = asyncio.Queue()
         self._read_seconds = read_seconds
-        self._news = asyncio.Event()
+        self._taken = asyncio.Event()
         self._gone = asyncio.Event()
-        self.task: asyncio.Task[None] | None = None
+        self._ended = asyncio.Event()
+        self._is_whole = False
+        """The client has all of the answer."""
+        self._task: asyncio.Task[None] | None = None
 
-    async def run(self) -> None:
-        """Let the app answer; what it raises is handed to the client."""
+    def start(self, group: asyncio.TaskGroup, running: "set[_Exchange]") -> None:
+        """Let the app answer in a task; it is one of `running` until it ends."""
+
+        def end(_: asyncio.Task[None]) -> None:
+            running.discard(self)
+            self._sent.put_nowait(None)
+            self._ended.set()
+
+        running.add(self)
+        self._task = group.create_task(self._run())
+        self._task.add_done_callback(end)
+
+    async def _run(self) -> None:
         try:
             await self._app(self._scope, self._receive, self._send)
         except Exception as error:  # noqa: BLE001 - the client gets it, as over a socket
             self._sent.put_nowait(error)
-        finally:
-            self._sent.put_nowait(None)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Return status and headers.
@@ -114,9 +129,10 @@ class _Exchange:
             if not isinstance(message, dict):
                 raise httpx.RemoteProtocolError(f"the app broke off: {message!r}")
             if message["type"] == "http.response.body":
+                self._is_whole = not message.get("more_body", False)
                 if message.get("body"):
                     yield message["body"]
-                if not message.get("more_body", False):
+                if self._is_whole:
                     return
 
     async def _next(self) -> Message | Exception | None:
@@ -128,19 +144,22 @@ class _Exchange:
                 raise httpx.ReadTimeout(f"no answer in {self._read_seconds} s") from error
         else:
             message = self._sent.get_nowait()
-        self._news.set()
+        self._taken.set()
         return message
 
     def leave(self) -> None:
-        """Tell the app that the client has gone."""
+        """The client goes; an app that has not yet told all is cancelled.
+
+        Not before it has heard what was taken.
+        """
         self._gone.set()
-        self._news.set()
+        if self._task is not None and not self._task.done() and not self._is_whole:
+            self._task.get_loop().call_soon(self._task.cancel)
 
     async def aclose(self) -> None:
-        """Tell the app that the client has gone, and wait until it has ended."""
+        """The client goes; wait until the app has ended."""
         self.leave()
-        if self.task is not None and not self.task.done():
-            await asyncio.wait([self.task])
+        await self._ended.wait()
 
     async def _receive(self) -> Message:
         if self._body is not None:
@@ -154,10 +173,8 @@ class _Exchange:
             raise OSError("the client has gone")
         self._sent.put_nowait(message)
         while message.get("body") and not self._sent.empty():
-            if self._gone.is_set():
-                raise OSError("the client has gone")
-            self._news.clear()
-            await self._news.wait()
+            self._taken.clear()
+            await self._taken.wait()
 
 
 class _Stream(httpx.AsyncByteStream):
