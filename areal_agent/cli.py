@@ -42,7 +42,12 @@ MaxModelLen = Annotated[
     int | None,
     typer.Option(min=2, help="Most tokens of prompt and reply; the model's by default."),
 ]
-
+ToolParser = Annotated[
+    str | None, typer.Option(help="How tool calls are read; the model's own way by default.")
+]
+ReasoningParser = Annotated[
+    str | None, typer.Option(help="How reasoning is read; the model's own way by default.")
+]
 
 _CLEANUP_SECONDS = 8.0
 """How long a run may clean up after a signal; our processes end with us in any case."""
@@ -89,9 +94,8 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
     weight_update: Annotated[
         UpdateMode, typer.Option(help="What running requests do when weights are updated.")
     ] = "keep",
-    tool_parser: Annotated[
-        str | None, typer.Option(help="How tool calls are read; the model's own by default.")
-    ] = None,
+    tool_parser: ToolParser = None,
+    reasoning_parser: ReasoningParser = None,
     ready_file: Annotated[
         Path | None, typer.Option(help="Written once the server answers, as JSON.")
     ] = None,
@@ -123,6 +127,7 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         threads=threads,
         weight_update=weight_update,
         tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser,
         ready_file=ready_file,
         **given,
     )

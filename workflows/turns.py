@@ -55,7 +55,7 @@ class Dialogue:
         )
         response = await engine.agenerate(request)
         self.responses.append(response)
-        parsed = self._chat.parse(response.output_tokens)
+        parsed = self._chat.parse(response.output_tokens, self._tools, prompt_ids=self._ids)
         self.reply = self._chat.message_of(parsed)
         self.n_malformed_calls += parsed.is_malformed
         return response

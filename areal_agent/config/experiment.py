@@ -85,7 +85,11 @@ class ExperimentConfig(ConfigModel):
     """A Hugging Face folder, or ``builtin:NAME`` for a model that ships with this package."""
 
     tool_parser: str | None = None
-    """How tool calls are read from replies. None takes what the model folder names."""
+    """How tool calls are read from replies. None takes what the model folder names or shows."""
+
+    reasoning_parser: str | None = None
+    """How reasoning is told from the rest of a reply: `think` or `none`. None takes what the model
+    folder names or shows."""
 
     workflow: UseConfig | None = None
     """What an episode does. None means that the program hands it over."""

@@ -18,11 +18,17 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from areal_agent.data.messages import Message, Tools, clean_messages, clean_tools
+from areal_agent.data.parsers.calls import ParsedReply
+from areal_agent.data.reply_format import ReplyFormat
 from areal_agent.data.tokenizer import load_tokenizer
-from areal_agent.data.tools import ParsedReply, get_tool_parser
 from areal_agent.errors import DataError
 
 logger = logging.getLogger(__name__)
+
+_TAIL = 16
+"""Tokens at the end of a prompt that may open the reasoning."""
+
+_THOUGHT = "reasoning_content"
 
 _REPLY = "\u241ereply\u241e"
 """Stands where a reply goes; no template or dialogue holds it."""
@@ -35,6 +41,7 @@ class ChatFormat:
         self,
         tokenizer: PreTrainedTokenizerBase,
         tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
         *,
         eos_token_ids: Iterable[int] = (),
     ) -> None:
@@ -43,8 +50,9 @@ class ChatFormat:
         Args:
             tokenizer: with a chat template.
             tool_parser: name of the parser of tool calls. None takes the one that the model
-                folder names under ``tool_parser`` in ``tokenizer_config.json``; without any,
-                replies are plain text.
+                folder names under ``tool_parser`` in ``tokenizer_config.json``, or else what the
+                tokenizer or its chat template shows.
+            reasoning_parser: name of the way to reason, likewise.
             eos_token_ids: ids that end a reply, besides the tokenizer's and the template's own.
 
         Raises:
@@ -63,8 +71,6 @@ class ChatFormat:
         self._rendered = lru_cache(maxsize=512)(self._render_json)
         self.token_text = lru_cache(maxsize=None)(self._token_text)
         """Text of one token by itself; kept for each, so never more than the vocabulary has."""
-        named = tool_parser or cast("str | None", tokenizer.init_kwargs.get("tool_parser"))
-        self._parse = get_tool_parser(named) if named else ParsedReply
         # Handing tools to a template that does not show them costs as much as rendering.
         self._shows_tools = "tools" in str(tokenizer.chat_template)
         self._tells_time = "strftime_now" in str(tokenizer.chat_template)
@@ -74,10 +80,14 @@ class ChatFormat:
         ids = {*eos_token_ids, self._end_of_turn, cast("int | None", tokenizer.eos_token_id)}
         self.eos_token_ids: frozenset[int] = frozenset(i for i in ids if i is not None)
         """Ids that end a reply."""
+        self.replies = ReplyFormat(tokenizer, tool_parser, reasoning_parser, self.eos_token_ids)
+        """How replies are read."""
 
     @classmethod
-    def from_folder(cls, path: Path | str, tool_parser: str | None = None) -> Self:
-        """Read tokenizer, template, parser's name and end-of-sequence ids of a model folder.
+    def from_folder(
+        cls, path: Path | str, tool_parser: str | None = None, reasoning_parser: str | None = None
+    ) -> Self:
+        """Read tokenizer, template, parsers' names and end-of-sequence ids of a model folder.
 
         Raises:
             DataError: the folder has no tokenizer or no chat template.
@@ -88,7 +98,7 @@ class ChatFormat:
         if generation.is_file():
             eos = json.loads(generation.read_text(encoding="utf-8-sig")).get("eos_token_id")
         ids = cast("list[int]", eos if isinstance(eos, list) else [] if eos is None else [eos])
-        return cls(tokenizer, tool_parser, eos_token_ids=ids)
+        return cls(tokenizer, tool_parser, reasoning_parser, eos_token_ids=ids)
 
     def prompt_ids(self, messages: object, tools: object = None) -> list[int]:
         """Ids of a dialogue, up to where the model's next reply starts.
@@ -127,6 +137,37 @@ class ChatFormat:
         ids = self._encode(self._after_reply(history, new, clean_tools(tools)))
         return ids[1:] if closed and ids[:1] == [self._end_of_turn] else ids
 
+    def check_reasoning(
+        self, dialogue: Sequence[Message], new_messages: object, tools: object = None
+    ) -> None:
+        """Make sure that the template keeps the reasoning of earlier replies.
+
+        A template may show reasoning under its own name or within the text; both count.
+
+        Args:
+            dialogue: replies with their ``reasoning_content``.
+            new_messages: what comes after it.
+            tools: as in `prompt_ids`.
+
+        Raises:
+            DataError: the template drops the reasoning of a reply once the new messages are there.
+        """
+        reasoning = self.replies.reasoning
+        marks = {i: f"\u241ethought {i}\u241e" for i, m in enumerate(dialogue) if m.get(_THOUGHT)}
+        if reasoning is None or not marks:
+            return
+        new, schemas = clean_messages(new_messages), clean_tools(tools)
+        apart, inside = list(dialogue), list(dialogue)
+        for i, mark in marks.items():
+            apart[i] = {**dialogue[i], _THOUGHT: mark}
+            inside[i] = _without_reasoning(dialogue[i])
+            inside[i]["content"] = reasoning.joined(mark, dialogue[i].get("content", ""))
+        for written in (apart, inside):
+            text = self._render(clean_messages([*written, *new]), schemas)
+            if all(mark in text for mark in marks.values()):
+                return
+        raise DataError(_rewrites([*dialogue, *new]))
+
     def supervised_ids(
         self, messages: object, tools: object = None
     ) -> tuple[list[int], list[bool]]:
@@ -160,35 +201,55 @@ class ChatFormat:
             raise DataError("expected a dialogue with an assistant message, got none in it")
         return ids, mask
 
-    def parse(self, output_ids: Sequence[int]) -> ParsedReply:
-        """Read the calls in a sampled reply, and the text beside them.
+    def opens_reasoning(self, prompt_ids: Sequence[int]) -> bool:
+        """Tell whether a prompt ends inside of reasoning, so that the reply begins there."""
+        reasoning = self.replies.reasoning
+        return reasoning is not None and reasoning.is_opened(self.decode(prompt_ids[-_TAIL:]))
 
-        Of malformed calls the first is warned of, then the 10th, the 100th and so on.
+    def parse(
+        self, output_ids: Sequence[int], tools: object = None, *, prompt_ids: Sequence[int] = ()
+    ) -> ParsedReply:
+        """Read the reasoning and the calls in a sampled reply, and the text beside them.
+
+        Args:
+            output_ids: what was sampled.
+            tools: what may be called; some parsers take the types of arguments from it.
+            prompt_ids: what it was sampled after; it may have opened the reasoning.
         """
-        text = self.reply_text(output_ids)
-        parsed = self._parse(text)
+        text = self.replies.visible(self._without_end(output_ids))
+        opened = self.opens_reasoning(prompt_ids)
+        parsed = self.replies.read(text, clean_tools(tools), opened=opened)
         if parsed.is_malformed:
-            self._n_malformed += 1
-            if self._n_malformed == 10 ** (len(str(self._n_malformed)) - 1):
-                logger.warning(
-                    "%d replies so far look like tool calls but are none that can be run, and "
-                    "count as text; the newest: %.200r",
-                    self._n_malformed,
-                    text,
-                )
+            self.note_malformed(text)
         return parsed
 
-    def parse_reply(self, output_ids: Sequence[int]) -> Message:
+    def note_malformed(self, text: str) -> None:
+        """Warn of a malformed call: of the first, then of the 10th, the 100th and so on."""
+        self._n_malformed += 1
+        if self._n_malformed == 10 ** (len(str(self._n_malformed)) - 1):
+            logger.warning(
+                "%d replies so far look like tool calls but are none that can be run, and "
+                "count as text; the newest: %.200r",
+                self._n_malformed,
+                text,
+            )
+
+    def parse_reply(
+        self, output_ids: Sequence[int], tools: object = None, *, prompt_ids: Sequence[int] = ()
+    ) -> Message:
         """Return the assistant message that sampled ids stand for.
 
         `content` is text; ``tool_calls`` is there only when all calls in it are well-formed, each
-        with an id of its own and its arguments as JSON text.
+        with an id of its own and its arguments as JSON text; ``reasoning_content`` only when there
+        is reasoning.
         """
-        return self.message_of(self.parse(output_ids))
+        return self.message_of(self.parse(output_ids, tools, prompt_ids=prompt_ids))
 
     def message_of(self, parsed: ParsedReply) -> Message:
         """Return the assistant message of a parsed reply; each call gets an id of its own."""
         message: Message = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning:
+            message["reasoning_content"] = parsed.reasoning
         if parsed.calls:
             message["tool_calls"] = [
                 {
@@ -202,10 +263,13 @@ class ChatFormat:
 
     def reply_text(self, output_ids: Sequence[int]) -> str:
         """Text of a sampled reply, without the end of turn."""
+        return self.decode(self._without_end(output_ids))
+
+    def _without_end(self, output_ids: Sequence[int]) -> list[int]:
         ids = list(output_ids)
         while ids and ids[-1] in self.eos_token_ids:
             ids.pop()
-        return self.decode(ids)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included."""
@@ -217,8 +281,12 @@ class ChatFormat:
     def _after_reply(self, history: list[Message], new: list[Message], tools: Tools) -> str:
         """What the template writes after the text of a reply that is followed by `new`."""
         reply: Message = {"role": "assistant", "content": _REPLY}
+        history = [_without_reasoning(message) for message in history]  # see `check_reasoning`
         before = self._render(history, tools)
         whole = self._render([*history, reply, *new], tools, open_reply=bool(new))
+        if not whole.startswith(before):
+            # The start of a reply may hold more than the template keeps, such as open reasoning.
+            before = self._render(history, tools, open_reply=False)
         if not whole.startswith(before) or whole.count(_REPLY) != 1:
             raise DataError(_rewrites([*history, *new]))
         return whole[whole.index(_REPLY) + len(_REPLY) :]
@@ -269,6 +337,10 @@ class ChatFormat:
 
     def _encode_once(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _without_reasoning(message: Message) -> Message:
+    return {key: value for key, value in message.items() if key != _THOUGHT}
 
 
 def _rewrites(messages: Sequence[Mapping[str, Any]]) -> str:

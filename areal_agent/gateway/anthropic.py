@@ -22,6 +22,7 @@ from areal_agent.net.body import Body
 
 _ROLES = ("user", "assistant", "system")
 _USE = ("type", "id", "name", "input", "cache_control")
+_THINKING = ("type", "thinking", "signature")
 _RESULT = ("type", "tool_use_id", "content", "is_error", "cache_control")
 
 _ERROR_TYPES = {
@@ -96,6 +97,11 @@ def _messages(value: object) -> list[Message]:
 def _assistant(blocks: Sequence[object], name: str) -> Message:
     message: Message = {"role": "assistant", "content": ""}
     for i, block in enumerate(blocks):
+        if _kind(block) == "thinking":
+            thought = fields_of(block, f"{name}[{i}]", _THINKING)
+            text = text_field(thought, "thinking", f"{name}[{i}]")
+            message["reasoning_content"] = message.get("reasoning_content", "") + text
+            continue
         if _kind(block) != "tool_use":
             message["content"] += read_part(block, f"{name}[{i}]")
             continue

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from areal_agent.gateway.exchange import Exchange
-from areal_agent.gateway.pieces import text_pieces
+from areal_agent.gateway.pieces import reply_pieces
 from areal_agent.gateway.reply import Reply
 from areal_agent.gateway.session import Session
 
@@ -17,9 +17,17 @@ Emit = Callable[[Any], Awaitable[None]]
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
 """Every other end is a cut."""
 
+_EMPTY: dict[str, dict[str, Any]] = {
+    "thinking": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": ""},
+}
+"""Blocks of a reply before its calls, as they begin."""
+
 
 class MessageAnswer:
-    """Writes the answer to one call: a block of text, if there is any, and one for each call."""
+    """Writes the answer to one call: a block of reasoning and one of text, where there is any,
+    and one for each call.
+    """
 
     def __init__(self, session: Session, exchange: Exchange, model: str, style: None) -> None:
         self._session = session
@@ -29,8 +37,9 @@ class MessageAnswer:
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer in one piece."""
         [reply] = replies
-        text = reply.message["content"]
-        content: list[dict[str, Any]] = [{"type": "text", "text": text}] if text else []
+        message = reply.message
+        told = [("thinking", message.get("reasoning_content")), ("text", message["content"])]
+        content = [{**_EMPTY[kind], kind: text} for kind, text in told if text]
         content += [
             # As it stands: orjson knows no integers of more than 64 bits.
             {**_use(call), "input": orjson.Fragment(_input(call))}
@@ -43,14 +52,19 @@ class MessageAnswer:
         head = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None}
         await emit({"type": "message_start", "message": head})
         await emit({"type": "ping"})
-        index = 0
-        async for piece in text_pieces(self._session.chat, self._exchange):
-            if index == 0:
-                await emit(_start(0, {"type": "text", "text": ""}))
-                index = 1
-            await emit(_delta(0, {"type": "text_delta", "text": piece}))
-        if index == 1:
-            await emit(_stop(0))
+        index, current = 0, None
+        async for part, text in reply_pieces(self._session.chat, self._exchange):
+            kind = "thinking" if part == "reasoning" else part
+            if current != kind:
+                if current is not None:
+                    await emit(_stop(index))
+                    index += 1
+                await emit(_start(index, _EMPTY[kind]))
+                current = kind
+            await emit(_delta(index, {"type": f"{kind}_delta", kind: text}))
+        if current is not None:
+            await emit(_stop(index))
+            index += 1
         [reply] = await self._exchange.result()
         for call in reply.message.get("tool_calls", ()):
             await emit(_start(index, {**_use(call), "input": {}}))

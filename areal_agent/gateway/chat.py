@@ -6,10 +6,12 @@ from functools import lru_cache
 from typing import Any
 
 from areal_agent.aio import collect
+from areal_agent.data.parsers.splitter import Piece
 from areal_agent.gateway.dialect import Asked, Dialect
 from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.messages import read_messages, read_tools
-from areal_agent.gateway.reply import Reply, ReplyText
+from areal_agent.gateway.pieces import ReplyPieces
+from areal_agent.gateway.reply import Reply
 from areal_agent.gateway.requests import wants_tools
 from areal_agent.gateway.sampling import MAX_CHOICES
 from areal_agent.gateway.session import Session
@@ -72,8 +74,8 @@ class ChatAnswer:
     async def stream(self, emit: Emit) -> None:
         """The answer as events, the choices interleaved as their tokens come.
 
-        With tools, a message comes in one piece at its end: only then it is known what of the text
-        is a call.
+        With tools, text that may be the beginning of a call is held back until the reply is there:
+        only then it is known what of it is one.
         """
         choices = [self._stream_choice(i, emit) for i in range(len(self._exchange.tapes))]
         await collect(choices)
@@ -90,25 +92,20 @@ class ChatAnswer:
             choice = {**self._choice(i, reason, ids, logprobs), "delta": delta}
             await emit({**self._head(_CHUNK), "choices": [choice]})
 
-        call = self._exchange.call
         await send({"role": "assistant", "content": ""})
-        text = ReplyText(self._session.chat, call.gconfig)
+        pieces = ReplyPieces(self._session.chat, self._exchange)
         async for ids, logprobs, _ in self._exchange.tapes[i].parts():
-            piece = "" if call.tools else text.push(ids)
-            if piece or self._style.logprobs:
-                await send({"content": piece} if piece else {}, None, ids, logprobs)
+            piece = pieces.push(ids)
+            if any(piece) or self._style.logprobs:
+                await send(_delta(piece), None, ids, logprobs)
         reply = (await self._exchange.result())[i]
-        if not call.tools:
-            rest = text.rest()
-            await send({"content": rest} if rest else {}, reply.finish_reason)
-            return
-        shown = _shown(reply)
-        delta: dict[str, Any] = {"content": shown["content"]} if shown["content"] else {}
-        if "tool_calls" in shown:
-            delta["tool_calls"] = [{"index": k, **c} for k, c in enumerate(shown["tool_calls"])]
-        if delta:
+        delta = _delta(pieces.rest(reply))
+        calls = reply.message.get("tool_calls", ())
+        if calls:
+            delta["tool_calls"] = [{"index": k, **c} for k, c in enumerate(calls)]
             await send(delta)
-        await send({}, reply.finish_reason)
+            delta = {}
+        await send(delta, reply.finish_reason)
 
     def _head(self, kind: str) -> dict[str, Any]:
         exchange = self._exchange
@@ -152,6 +149,11 @@ def _shown(reply: Reply) -> dict[str, Any]:
     if "tool_calls" in message:
         message["content"] = message["content"] or None
     return message
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    names = {"reasoning_content": piece.reasoning, "content": piece.content}
+    return {name: text for name, text in names.items() if text}
 
 
 @lru_cache(maxsize=1 << 14)

@@ -21,6 +21,9 @@ Break = Literal["tools", "history", "template"]
 history that no captured turn has, or a template that writes earlier messages differently."""
 
 
+_THOUGHT = "reasoning_content"
+
+
 @dataclass(slots=True, eq=False)
 class Turn:
     """One sampled reply."""
@@ -41,6 +44,24 @@ class Turn:
     """What a text prompt begins with that goes on behind the reply; None if none can."""
     reward: float | None = None
     children: "list[Turn]" = field(default_factory=list["Turn"])
+
+    @property
+    def dialogue(self) -> list[Message]:
+        """What was sent and the reply, with the reasoning of all captured replies in it."""
+        said = [*self.messages, self.reply]
+        turn = self.parent
+        while turn is not None:
+            said[len(turn.messages)] = turn.reply
+            turn = turn.parent
+        return said
+
+    def thought_so(self, messages: Sequence[Message]) -> bool:
+        """Tell whether reasoning that a client sends back, which it need not, is what was there."""
+        thoughts = [message.get(_THOUGHT, "").strip() for message in messages]
+        if not any(thoughts):
+            return True
+        known = [message.get(_THOUGHT, "").strip() for message in self.dialogue]
+        return all(one in ("", other) for one, other in zip(thoughts, known, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +96,11 @@ class Conversation:
         keys = chain_keys(messages)
         broke: Break | None
         for n in range(len(messages) - 1, 0, -1):
-            said = [turn for turn in self._by_key.get(keys[n], ()) if turn.tools == tools]
+            said = [
+                turn
+                for turn in self._by_key.get(keys[n], ())
+                if turn.tools == tools and turn.thought_so(messages[:n])
+            ]
             if not said:
                 continue
             parent = self._same_calls(said, messages[n - 1])
@@ -130,6 +155,7 @@ class Conversation:
         return list(self._chat.tokenizer.encode(text, add_special_tokens=False))
 
     def _extended(self, parent: Turn, new: Sequence[Message], tools: Tools) -> list[int]:
+        self._chat.check_reasoning(parent.dialogue, list(new), tools)
         output = list(parent.response.output_tokens)
         closed = bool(output) and output[-1] in self._chat.eos_token_ids
         rest = self._chat.continuation_ids(list(parent.messages), list(new), tools, closed=closed)
@@ -139,7 +165,12 @@ class Conversation:
         """Tell a later turn that lost its history, if it did, from a dialogue that starts."""
         if not self.turns or all(message["role"] != "assistant" for message in messages):
             return None
-        return "history" if self._by_key.keys().isdisjoint(keys[1:-1]) else "tools"
+        heard = (
+            turn.thought_so(messages[:n])
+            for n, key in enumerate(keys[:-1])
+            for turn in self._by_key.get(key, ())
+        )
+        return "tools" if any(heard) else "history"
 
     @staticmethod
     def _same_calls(turns: list[Turn], reply: Message) -> Turn:

@@ -23,7 +23,7 @@ _FIELDS: dict[str, frozenset[str]] = {
 }
 """What a message may hold. Assistant messages come back from clients with all that SDKs add."""
 
-_ASSISTANT = frozenset({"role", "content", "name", "tool_calls", "reasoning_content"})
+_ASSISTANT = frozenset({"role", "content", "name", "tool_calls"})
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -96,7 +96,10 @@ def _message(message: object, name: str) -> dict[str, Any]:
     fields = {k: v for k, v in cast("Mapping[str, Any]", message).items() if v is not None}
     role = role_of(fields, name, ROLES)
     if role == "assistant":
+        thought = fields.get("reasoning_content", fields.get("reasoning", ""))
         fields = {key: value for key, value in fields.items() if key in _ASSISTANT}
+        if thought:
+            fields["reasoning_content"] = read_text(thought, f"{name}.reasoning_content")
     else:
         for key in fields:
             if key not in _FIELDS[role]:
@@ -165,6 +168,7 @@ def _essence(message: Message) -> dict[str, Any]:
         out["tool_calls"] = [[f.get("name"), f.get("arguments")] for f in functions]
     if message["role"] == "assistant":
         out.pop("name", None)
+        out.pop("reasoning_content", None)  # few clients send it back; see `Turn.thought_so`
     return out
 
 

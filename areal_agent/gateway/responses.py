@@ -19,11 +19,13 @@ from areal_agent.gateway.session import Session
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body
 
+_THOUGHT = "reasoning_content"
 _ROLES = {"user": "user", "system": "system", "developer": "system", "assistant": "assistant"}
 _MESSAGE = ("type", "role", "content", "id", "status")
 _CALL = ("type", "call_id", "name", "arguments", "id", "status", "parsed_arguments")
 """The last is what OpenAI's SDK makes of `arguments` for its user; its 2.x sends it back."""
 _OUTPUT = ("type", "call_id", "output", "id", "status")
+_REASONING = ("type", "id", "summary", "content", "encrypted_content", "status")
 
 
 def read_response(body: Body, session: Session) -> Asked[Echo]:
@@ -104,7 +106,13 @@ def _add_item(messages: list[Message], item: object, name: str) -> None:
         fields = fields_of(item, name, _MESSAGE)
         role = _ROLES[role_of(fields, name, _ROLES)]
         content = read_text(fields.get("content", ""), f"{name}.content")
-        messages.append({"role": role, "content": content})
+        if role == "assistant" and messages and _only_thinks(messages[-1]):
+            messages[-1]["content"] = content
+        else:
+            messages.append({"role": role, "content": content})
+    elif kind == "reasoning":
+        fields = fields_of(item, name, _REASONING)
+        messages.append({"role": "assistant", "content": "", _THOUGHT: _thought(fields, name)})
     elif kind == "function_call":
         call = _call(fields_of(item, name, _CALL), name)
         if not messages or messages[-1]["role"] != "assistant":
@@ -121,11 +129,32 @@ def _add_item(messages: list[Message], item: object, name: str) -> None:
         )
     else:
         raise ApiError(
-            f"{name}.type: expected 'message', 'function_call' or 'function_call_output', got "
-            f"{kind or item!r:.80}: this policy neither makes nor reads such items",
+            f"{name}.type: expected 'message', 'reasoning', 'function_call' or "
+            f"'function_call_output', got {kind or item!r:.80}: this policy neither makes nor "
+            "reads such items",
             param=f"{name}.type",
             code="unsupported_content",
         )
+
+
+def _only_thinks(message: Message) -> bool:
+    return _THOUGHT in message and not message["content"] and "tool_calls" not in message
+
+
+def _thought(fields: Mapping[str, Any], name: str) -> str:
+    """The text of a reasoning item, as this API's answers write it."""
+    parts: Any = fields.get("content") or []
+    if not isinstance(parts, list) or not all(
+        isinstance(part, Mapping)
+        and part.get("type") == "reasoning_text"
+        and isinstance(part.get("text"), str)
+        for part in cast("list[Any]", parts)
+    ):
+        raise ApiError(
+            f"{name}.content: expected a list of parts of type 'reasoning_text', got {parts!r:.80}",
+            param=f"{name}.content",
+        )
+    return "".join(part["text"] for part in cast("list[Any]", parts))
 
 
 def _call(fields: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -4,12 +4,21 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from areal_agent.gateway.exchange import Exchange
-from areal_agent.gateway.pieces import text_pieces
+from areal_agent.gateway.pieces import reply_pieces
 from areal_agent.gateway.reply import Reply
 from areal_agent.gateway.session import Session
 
 Emit = Callable[[Any], Awaitable[None]]
 """Sends one server-sent event."""
+
+Send = Callable[..., Awaitable[None]]
+"""Makes an event of its kind and its fields, and sends it."""
+
+_PARTS: dict[str, dict[str, Any]] = {
+    "reasoning": {"type": "reasoning_text", "text": ""},
+    "message": {"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+}
+"""What items hold before the calls, as it begins."""
 
 
 Echo = Mapping[str, Any]
@@ -17,9 +26,9 @@ Echo = Mapping[str, Any]
 
 
 class ResponseAnswer:
-    """Writes the answer to one call: a message, then the calls of functions.
+    """Writes the answer to one call: reasoning, a message, then the calls of functions.
 
-    A reply that is only calls has no message.
+    A reply that is only calls or only reasoning has no message.
     """
 
     def __init__(self, session: Session, exchange: Exchange, model: str, echo: Echo) -> None:
@@ -35,7 +44,12 @@ class ResponseAnswer:
         was_cut = reply.finish_reason not in ("stop", "tool_calls")
         status = "incomplete" if was_cut else "completed"
         text, calls = reply.message["content"], reply.message.get("tool_calls", ())
-        output = [self._message(text, status)] if text or not calls else []
+        thought = reply.message.get("reasoning_content", "")
+        is_over = bool(text or calls)
+        thought_status = "completed" if is_over else status
+        output = [self._item("reasoning", thought, thought_status)] if thought else []
+        if text or not (thought or is_over):
+            output.append(self._item("message", text, status))
         output += [self._call(k, call) for k, call in enumerate(calls)]
         prompt, sampled = self._exchange.n_tokens
         reason = "max_output_tokens" if reply.finish_reason == "length" else None
@@ -65,34 +79,45 @@ class ResponseAnswer:
         begun = self._head("in_progress")
         await send("created", response=begun)
         await send("in_progress", response=begun)
-        where = {"item_id": f"msg_{self._name}", "output_index": 0, "content_index": 0}
-        is_open = False
-        async for piece in text_pieces(self._session.chat, self._exchange):
-            if not is_open:
-                await self._open_message(send, where)
-                is_open = True
-            await send("output_text.delta", **where, delta=piece, logprobs=[])
+        texts: dict[str, str] = {}
+        async for part, text in reply_pieces(self._session.chat, self._exchange):
+            kind = "message" if part == "text" else part
+            if kind not in texts:
+                if texts:  # it is over, and the reply goes on: it was not cut
+                    thought = self._item("reasoning", texts["reasoning"], "completed")
+                    await self._close_item(send, 0, thought)
+                await self._open_item(send, len(texts), kind)
+            texts[kind] = texts.get(kind, "") + text
+            await self._send_text(send, len(texts) - 1, kind, text)
         response = self.whole(await self._exchange.result())
         for k, item in enumerate(response["output"]):
             if item["type"] == "function_call":
                 await self._send_call(send, k, item)
-                continue
-            if not is_open:
-                await self._open_message(send, where)
-            part = item["content"][0]
-            await send("output_text.done", **where, text=part["text"], logprobs=[])
-            await send("content_part.done", **where, part=part)
-            await send("output_item.done", output_index=k, item=item)
+            elif k >= len(texts) - 1:
+                if k >= len(texts):
+                    await self._open_item(send, k, item["type"])
+                await self._close_item(send, k, item)
         await send(response["status"], response=response)
 
-    async def _open_message(self, send: Callable[..., Awaitable[None]], where: Any) -> None:
-        item = {**self._message("", "in_progress"), "content": []}
-        await send("output_item.added", output_index=0, item=item)
-        await send("content_part.added", **where, part=_part(""))
+    async def _open_item(self, send: Send, k: int, kind: str) -> None:
+        item = {**self._item(kind, "", "in_progress"), "content": []}
+        await send("output_item.added", output_index=k, item=item)
+        await send("content_part.added", **_place(k, item), part=_PARTS[kind])
 
-    async def _send_call(
-        self, send: Callable[..., Awaitable[None]], k: int, item: dict[str, Any]
-    ) -> None:
+    async def _send_text(self, send: Send, k: int, kind: str, text: str) -> None:
+        logprobs = {"logprobs": []} if kind == "message" else {}
+        place = _place(k, self._item(kind, "", "in_progress"))
+        await send(f"{_PARTS[kind]['type']}.delta", **place, delta=text, **logprobs)
+
+    async def _close_item(self, send: Send, k: int, item: dict[str, Any]) -> None:
+        [part] = item["content"]
+        logprobs = {"logprobs": []} if item["type"] == "message" else {}
+        place = _place(k, item)
+        await send(f"{part['type']}.done", **place, text=part["text"], **logprobs)
+        await send("content_part.done", **place, part=part)
+        await send("output_item.done", output_index=k, item=item)
+
+    async def _send_call(self, send: Send, k: int, item: dict[str, Any]) -> None:
         begun = {**item, "arguments": "", "status": "in_progress"}
         where = {"item_id": item["id"], "output_index": k}
         await send("output_item.added", output_index=k, item=begun)
@@ -119,13 +144,23 @@ class ResponseAnswer:
             "usage": None,
         }
 
-    def _message(self, text: str, status: str) -> dict[str, Any]:
+    def _item(self, kind: str, text: str, status: str) -> dict[str, Any]:
+        content = [{**_PARTS[kind], "text": text}]
+        if kind == "reasoning":
+            name = f"rs_{self._name}"
+            return {
+                "type": kind,
+                "id": name,
+                "status": status,
+                "summary": [],
+                "content": content,
+            }
         return {
-            "type": "message",
+            "type": kind,
             "id": f"msg_{self._name}",
             "role": "assistant",
             "status": status,
-            "content": [_part(text)],
+            "content": content,
         }
 
     def _call(self, k: int, call: dict[str, Any]) -> dict[str, Any]:
@@ -138,5 +173,5 @@ class ResponseAnswer:
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _place(k: int, item: dict[str, Any]) -> dict[str, Any]:
+    return {"item_id": item["id"], "output_index": k, "content_index": 0}

@@ -249,6 +249,8 @@ class Session:
             task.cancel()
 
     def _plan(self, call: Call) -> Plan:
+        if call.tools is not None and self.chat.replies.parser is None:
+            raise ApiError(f"tools: {self.chat.replies.advice}", param="tools")
         try:
             if call.prompt is None:
                 plan = self.conversation.plan(call.messages, call.tools)
@@ -302,7 +304,13 @@ class Session:
         )
         sink = exchange.tapes[choice].append if call.stream else None
         response = await self._engine.agenerate(request, on_tokens=sink)
-        reply = read_reply(self.chat, call.gconfig, response, tools=call.tools)
+        reply = read_reply(
+            self.chat,
+            call.gconfig,
+            response,
+            tools=call.tools,
+            prompt_ids=plan.prompt_ids if call.prompt is None else None,
+        )
         turn = Turn(
             id=exchange.turn_id(choice),
             parent=plan.parent,
@@ -323,7 +331,7 @@ class Session:
         """
         if not isinstance(prompt, str) or (output and output[-1] in self.chat.eos_token_ids):
             return None
-        return f"{prompt}{self.chat.tokenizer.decode(list(output), skip_special_tokens=True)}"
+        return f"{prompt}{self.chat.replies.visible(output)}"
 
     def delivered_turns(self) -> Sequence[Turn]:
         """The turns that count: those that the agent received, parents before children."""

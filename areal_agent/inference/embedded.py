@@ -69,7 +69,10 @@ class ServeSettings(ConfigModel):
     """What running requests do at an update that does not say."""
 
     tool_parser: str | None = None
-    """How tool calls are read from replies. None takes what the model folder names."""
+    """How tool calls are read from replies. None takes what the model folder names or shows."""
+
+    reasoning_parser: str | None = None
+    """How reasoning is told from the rest of a reply, likewise."""
 
     ready_file: Path | None = None
     """Written once the server answers: host, port, pid, instance_id."""
@@ -175,7 +178,9 @@ def make_state(
     """
     chat: ChatFormat | None = None
     if loaded.tokenizer.chat_template:
-        chat = ChatFormat.from_folder(settings.model, settings.tool_parser)
+        chat = ChatFormat.from_folder(
+            settings.model, settings.tool_parser, settings.reasoning_parser
+        )
     else:
         logger.warning("the model has no chat template: /v1/chat/completions will refuse requests")
     return ServerState(

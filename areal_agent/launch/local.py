@@ -152,7 +152,7 @@ async def launch_embedded_servers(
     log_dir: Path,
     control_key: str,
     api_key: str | None = None,
-    tool_parser: str | None = None,
+    options: Mapping[str, object] | None = None,
     command: Sequence[str] = (sys.executable, "-m", "areal_agent.cli", "serve"),
 ) -> AsyncGenerator[ServerGroup]:
     """Start `n_servers` embedded servers at once; all of them answer when the body runs.
@@ -168,7 +168,7 @@ async def launch_embedded_servers(
         _embedded_server(
             config,
             i,
-            [*command, str(model), *_flags(config, port=port, tool_parser=tool_parser)],
+            [*command, str(model), *_flags(config, port), *_options(options or {})],
             folder=log_dir,
             env={
                 CONTROL_KEY_ENV: control_key,
@@ -207,7 +207,7 @@ def server_ports(first: int, n_servers: int) -> list[int]:
     return list(range(first, last + 1))
 
 
-def _flags(config: ServerConfig, *, port: int, tool_parser: str | None) -> list[str]:
+def _flags(config: ServerConfig, port: int) -> list[str]:
     values: dict[str, object] = {
         "--host": config.host,
         "--port": port,
@@ -217,8 +217,11 @@ def _flags(config: ServerConfig, *, port: int, tool_parser: str | None) -> list[
         "--device": config.device,
         "--threads": config.threads,
         "--weight-update": config.weight_update,
-        "--tool-parser": tool_parser,
     }
+    return _options(values)
+
+
+def _options(values: Mapping[str, object]) -> list[str]:
     return [
         part for flag, value in values.items() if value is not None for part in (flag, str(value))
     ]

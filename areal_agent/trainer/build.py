@@ -138,7 +138,10 @@ def _servers(
         log_dir=folder.logs,
         control_key=control_key,
         api_key=api_key,
-        tool_parser=parts.config.tool_parser,
+        options={
+            "--tool-parser": parts.config.tool_parser,
+            "--reasoning-parser": parts.config.reasoning_parser,
+        },
     )
 
 

@@ -99,7 +99,7 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
     require_installed(rollout, role="rollout")
     require_installed(ModelAllocation.from_str(config.actor.backend), role="actor")
     model = resolve_model(_model_name(config.model, base))
-    chat = ChatFormat.from_folder(model, config.tool_parser)
+    chat = ChatFormat.from_folder(model, config.tool_parser, config.reasoning_parser)
     train_rows = _train_rows(config, base)
     eval_rows = [] if config.valid_dataset is None else make_dataset(config.valid_dataset, base)
     parts = Parts(

@@ -217,5 +217,8 @@ class _Session:
             failure = episode.failure
             return [] if failure is None else [{"role": failure.place, "content": failure.message}]
         last = episode.interactions[-1]
-        reply = self.run.parts.chat.parse_reply(last.response.output_tokens)
+        response = last.response
+        reply = self.run.parts.chat.parse_reply(
+            response.output_tokens, prompt_ids=response.input_tokens
+        )
         return [*last.messages, reply]

@@ -250,7 +250,11 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [USER, {"role": "assistant", "content": "pre"}]}, "messages"),
     (said(IMAGE), "messages[0].content[0]"),
-    (said({"type": "thinking", "thinking": "x"}, role="assistant"), "messages[0].content[0]"),
+    (said({"type": "redacted_thinking"}, role="assistant"), "messages[0].content[0]"),
+    (
+        said({"type": "thinking", "thinking": 1}, role="assistant"),
+        "messages[0].content[0].thinking",
+    ),
     (
         said({"type": "tool_result", "tool_use_id": "1", "content": [IMAGE]}),
         "messages[0].content[0].content[0]",

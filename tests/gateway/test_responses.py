@@ -246,7 +246,8 @@ async def test_tools_may_be_put_out_of_reach() -> None:
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": [{"role": "bogus", "content": "x"}]}, "input[0].role"),
-    ({"input": [*USER, {"type": "reasoning", "id": "r", "summary": []}]}, "input[1].type"),
+    ({"input": [*USER, {"type": "item_reference", "id": "r"}]}, "input[1].type"),
+    ({"input": [*USER, {"type": "reasoning", "content": [{"type": "text"}]}]}, "input[1].content"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type"),
     (
         {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]},

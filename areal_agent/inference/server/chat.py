@@ -10,12 +10,14 @@ from starlette.responses import Response
 
 from areal_agent.aio import task_group
 from areal_agent.data.chat import ChatFormat
+from areal_agent.data.messages import Tools, clean_tools
+from areal_agent.data.parsers.splitter import Piece
 from areal_agent.inference.engine.request import Generation
 from areal_agent.inference.engine.sampler import LOGPROBS_CONVENTION
 from areal_agent.inference.engine.ticket import Part, Ticket
 from areal_agent.inference.server.exchange import Emit, EventStream, results
 from areal_agent.inference.server.options import Options, check_prompt, read_options
-from areal_agent.inference.server.reply import StreamedText, reply_text, usage
+from areal_agent.inference.server.reply import StreamedText, usage
 from areal_agent.inference.server.state import ServerState
 from areal_agent.net.api_error import ApiError, json_response
 from areal_agent.net.body import LONG_TEXT_BYTES, Body
@@ -32,7 +34,9 @@ async def chat_completions(request: Request) -> Response:
             "chat_template.jinja into its folder"
         )
     body = await Body.read(request)
-    tools = _tools(body)
+    tools = clean_tools(_tools(body))
+    if tools and state.chat.replies.parser is None:
+        raise ApiError(f"tools: {state.chat.replies.advice}", param="tools")
     prompt = check_prompt(await _prompt(body, state.chat, tools), state, param="messages")
     wants_logprobs = body.boolean("logprobs")
     body.integer("top_logprobs", 0, 0, 0)
@@ -40,14 +44,14 @@ async def chat_completions(request: Request) -> Response:
     room = state.engine.max_model_len - len(prompt)
     options = read_options(body, state, new_id=name, max_tokens=_max_tokens(body, room))
     body.finish()
-    answer = ChatAnswer(state, state.chat, options, prompt, wants_logprobs, bool(tools), name)
+    answer = ChatAnswer(state, state.chat, options, prompt, wants_logprobs, tools, name)
     tickets = [state.engine.submit(r, stream=options.stream) for r in options.requests(prompt)]
     if options.stream:
         return EventStream(tickets, lambda emit: answer.stream(tickets, emit))
     return json_response(answer.whole(await results(tickets, request.receive)))
 
 
-async def _prompt(body: Body, chat: ChatFormat, tools: Any) -> list[int]:
+async def _prompt(body: Body, chat: ChatFormat, tools: Tools) -> list[int]:
     messages = body.take("messages")
     if not isinstance(messages, list) or not messages:
         raise ApiError(
@@ -93,7 +97,7 @@ class ChatAnswer:
         options: Options,
         prompt: list[int],
         logprobs: bool,
-        tools: bool,
+        tools: Tools,
         name: str,
     ) -> None:
         self._state = state
@@ -102,6 +106,7 @@ class ChatAnswer:
         self._prompt = prompt
         self._logprobs = logprobs
         self._tools = tools
+        self._opened = chat.opens_reasoning(prompt)
         self._head = {
             "id": name,
             "created": int(time.time()),
@@ -126,8 +131,8 @@ class ChatAnswer:
     async def stream(self, tickets: list[Ticket], emit: Emit) -> None:
         """The answer as events, the choices interleaved as their tokens come.
 
-        With tools, the message comes in one piece at the end: only then it is known what of the
-        text is a call. Token ids and logprobs still come one by one.
+        With tools, text that may be the beginning of a call is held back until the end: only then
+        it is known what of it is one. Token ids and logprobs still come one by one.
         """
         async with task_group() as group:
             for i, ticket in enumerate(tickets):
@@ -142,31 +147,40 @@ class ChatAnswer:
             await emit(self._chunk(choices=[choice]))
 
         await send({"role": "assistant", "content": ""}, _NO_TOKENS, None, True)
-        text = StreamedText(self._state, self._options.params)
+        text = StreamedText(self._chat.replies.visible, self._options.params)
+        splitter = self._chat.replies.splitter(
+            opened=self._opened, may_call=self._tools is not None
+        )
         async for part in ticket.parts():
-            piece = "" if self._tools else text.push(part[0])
-            if piece or self._asks_for_tokens:
-                await send({"content": piece} if piece else {}, part, None, False)
+            piece = splitter.push(text.push(part[0]))
+            if any(piece) or self._asks_for_tokens:
+                await send(_delta(piece), part, None, False)
         message, reason = self._message(await ticket.result())
-        if not self._tools:
-            rest = text.rest()
-            await send({"content": rest} if rest else {}, _NO_TOKENS, reason, False)
-            return
-        delta: dict[str, Any] = {"content": message["content"]} if message["content"] else {}
+        rest = splitter.rest(message.get("reasoning_content", ""), message["content"] or "")
+        delta = _delta(rest)
         if "tool_calls" in message:
             delta["tool_calls"] = [{"index": i, **c} for i, c in enumerate(message["tool_calls"])]
-        if delta:
             await send(delta, _NO_TOKENS, None, False)
-        await send({}, _NO_TOKENS, reason, False)
+            delta = {}
+        await send(delta, _NO_TOKENS, reason, False)
 
     def _message(self, generation: Generation) -> tuple[dict[str, Any], str]:
         """The assistant's message, and why it ends."""
-        if self._tools and generation.stop_string is None:
-            parsed = dict(self._chat.parse_reply(generation.token_ids))
-            if "tool_calls" in parsed and generation.finish_reason == "stop":
-                return {**parsed, "content": parsed["content"] or None}, "tool_calls"
-        text = reply_text(self._state, generation)
-        return {"role": "assistant", "content": text}, generation.finish_reason
+        ids, visible = generation.token_ids, self._chat.replies.visible
+        ended = generation.stop_string is None and generation.finish_reason == "stop"
+        if generation.stop_string is None:
+            whole = visible(ids[:-1] if ended else ids)
+        else:
+            text = StreamedText(visible, self._options.params)
+            whole = text.push(ids) + text.rest()
+        may_call = self._tools is not None and ended
+        parsed = self._chat.replies.read(whole, self._tools, opened=self._opened, may_call=may_call)
+        if parsed.is_malformed:
+            self._chat.note_malformed(whole)
+        message = self._chat.message_of(parsed)
+        if not parsed.calls:
+            return message, generation.finish_reason
+        return {**message, "content": message["content"] or None}, "tool_calls"
 
     @property
     def _asks_for_tokens(self) -> bool:
@@ -200,3 +214,8 @@ class ChatAnswer:
         if self._options.return_weight_versions:
             choice["weight_versions"] = versions
         return choice
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    names = {"reasoning_content": piece.reasoning, "content": piece.content}
+    return {name: text for name, text in names.items() if text}

@@ -96,7 +96,7 @@ class CompletionAnswer:
             await emit({**self._head, "choices": [], "usage": usage(self._prompt, found)})
 
     async def _stream_choice(self, index: int, ticket: Ticket, emit: Emit) -> None:
-        text = StreamedText(self._state, self._options.params)
+        text = StreamedText(self._state.decode, self._options.params)
         first = True
         async for part in ticket.parts():
             piece = text.push(part[0])

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from areal_agent.inference.engine.detokenize import StopMatcher
+from areal_agent.inference.engine.detokenize import Decode, StopMatcher
 from areal_agent.inference.engine.request import Generation, SamplingParams
 from areal_agent.inference.server.state import ServerState
 
@@ -10,8 +10,8 @@ from areal_agent.inference.server.state import ServerState
 class StreamedText:
     """Text of a reply as it grows: whole characters, nothing of a stop string or a stop id."""
 
-    def __init__(self, state: ServerState, params: SamplingParams) -> None:
-        self._matcher = StopMatcher(state.decode, params.stop)
+    def __init__(self, decode: Decode, params: SamplingParams) -> None:
+        self._matcher = StopMatcher(decode, params.stop)
         self._stop_ids = params.stop_ids
 
     def push(self, ids: list[int]) -> str:
