@@ -14,6 +14,7 @@
     │   ├── EngineFault                       the engine broke; every waiting request fails with it
     │   └── WeightUpdateError                 new weights were not loaded; the old ones still serve
     ├── AgentError (RuntimeError)             an agent failed in its worker process, or ended it
+    ├── CaptureError (RuntimeError)           what was recorded is not what the weights say
     ├── RewardError (RuntimeError)            a reward could not be computed
     ├── SessionTimeout (TimeoutError)         an agent from elsewhere did not come, or went silent
     ├── RolloutError (RuntimeError)           no batch can be formed
@@ -85,6 +86,15 @@ class WeightUpdateError(InferenceError):
 
 class AgentError(ArealAgentError, RuntimeError):
     """An agent failed in its worker process, or the process ended under it."""
+
+
+class CaptureError(ArealAgentError, RuntimeError):
+    """Recorded logprobs are not those of the weights that are said to have sampled the tokens."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        """The file that holds what differs."""
 
 
 class RewardError(ArealAgentError, RuntimeError):

@@ -148,3 +148,14 @@ class GatewayConfig(ConfigModel):
 
     export_style: Literal["concat", "individual"] = "concat"
     """`concat` trains on turns that extend each other as one row, `individual` on a row each."""
+
+    audit_fraction: float = Field(default=0.01, ge=0.0, le=1.0)
+    """Share of the turns of training episodes, those of workflows included, that the servers score
+    again, to compare with what was recorded."""
+
+    audit_tolerance: float | None = Field(default=None, gt=0)
+    """A turn comes out the same when no token's logprob differs by more. None takes 0.01 for
+    servers that compute in float32, and 0.5 for bfloat16."""
+
+    audit_limit: int = Field(default=0, ge=0)
+    """Turns that may come out differently; one more ends the run."""

@@ -7,7 +7,8 @@ every process, and changing any part gives an unrelated one.
 import hashlib
 from operator import index
 
-_BITS = 63
+SEED_BITS = 63
+"""Seeds are below two to this."""
 
 
 def derive_seed(*parts: int | str) -> int:
@@ -23,4 +24,4 @@ def derive_seed(*parts: int | str) -> int:
         kind, text = ("s", part) if isinstance(part, str) else ("i", str(index(part)))
         data = text.encode("utf-8", "surrogatepass")
         digest.update(f"{kind}{len(data)}:".encode("ascii") + data)
-    return int.from_bytes(digest.digest(), "big") >> (64 - _BITS)
+    return int.from_bytes(digest.digest(), "big") >> (64 - SEED_BITS)

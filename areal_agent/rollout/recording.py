@@ -50,9 +50,14 @@ class EpisodeEngine:
             raise InferenceError(
                 f"episode {self._episode_id} has ended: await every model call in arun_episode"
             )
-        seed = self._call_seed(self._turns, request.gconfig.seed)
-        self._turns += 1
-        request = replace(request, gconfig=request.gconfig.model_copy(update={"seed": seed}))
+        turn, self._turns = self._turns, self._turns + 1
+        request = replace(
+            request,
+            gconfig=request.gconfig.model_copy(
+                update={"seed": self._call_seed(turn, request.gconfig.seed)}
+            ),
+            metadata={**request.metadata, "episode_id": self._episode_id, "turn": turn},
+        )
         response = await self._engine.agenerate(request, on_tokens=on_tokens)
         if not self._closed:
             self._keep(request, response)

@@ -20,6 +20,7 @@ from areal_agent.errors import InferenceError, RolloutError
 from areal_agent.inference.http import HttpInferenceEngine, HttpTimeouts
 from areal_agent.launch.local import ServerGroup, launch_embedded_servers
 from areal_agent.net.clients import HttpClients
+from areal_agent.rollout.audit import CaptureAudit
 from areal_agent.rollout.context import use_clients
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.trainer.folder import RunFolder, create_run_folder
@@ -92,6 +93,14 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         await stack.enter_async_context(_deaths_first())
         parts.gateway.desk.key_file = folder.admin_key
         await stack.enter_async_context(parts.gateway)
+        audit = await stack.enter_async_context(
+            CaptureAudit(
+                engine,
+                parts.config.gateway,
+                folder.mismatches,
+                dtype=parts.config.rollout.server.dtype,
+            )
+        )
         inner = await stack.enter_async_context(AsyncExitStack())
         run = Run(
             parts,
@@ -102,6 +111,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
                 parts.config.algorithm.type, parts.config.algorithm.model_dump(mode="json")
             ),
             recorder=recorder,
+            audit=audit,
             stack=inner,
         )
         yield run

@@ -34,6 +34,16 @@ class RunFolder:
         return self.root / "episodes.jsonl"
 
     @property
+    def mismatches(self) -> Path:
+        """One JSON object for each turn that the audit found to differ; there if there are any."""
+        return self.root / "capture_mismatches.jsonl"
+
+    @property
+    def first_step(self) -> Path:
+        """What the check of the first step found to differ; there if it did."""
+        return self.root / "first_step.json"
+
+    @property
     def summary(self) -> Path:
         """What the run came to."""
         return self.root / "summary.json"

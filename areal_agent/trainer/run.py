@@ -14,6 +14,7 @@ from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import ConfigError
 from areal_agent.evaluation.evaluator import Evaluator
 from areal_agent.inference.http import HttpInferenceEngine
+from areal_agent.rollout.audit import CaptureAudit
 from areal_agent.rollout.executor import Prompt, RolloutExecutor
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
@@ -51,6 +52,7 @@ class Run:
         backend: ProcessBackend,
         algorithm: Algorithm,
         recorder: EpisodeRecorder,
+        audit: CaptureAudit,
         stack: AsyncExitStack,
     ) -> None:
         self.parts = parts
@@ -73,6 +75,7 @@ class Run:
             self.config.algorithm.type, self.config.algorithm.model_dump(mode="json")
         )
         self._recorder = recorder
+        self._audit = audit
         self._stack = stack
         self._publisher = WeightPublisher(
             backend,
@@ -144,6 +147,8 @@ class Run:
             seed=derive_seed("minibatches", self.config.seed, self.step),
         )
         metrics = self._rollout_metrics | result.metrics
+        await self._audit.settle()  # only the present weights can judge what they sampled
+        metrics |= self._audit.take_metrics()
         if result.applied_steps:
             metrics |= await self._publisher.publish(self.version + 1, batch)
         if self.executor is not None:
@@ -191,7 +196,7 @@ class Run:
 
     async def _start(self, workflow: RolloutWorkflow) -> RolloutExecutor:
         executor = RolloutExecutor(
-            self.engine,
+            self._audit.watched,
             GroupedRolloutWorkflow(
                 workflow,
                 self.config.gconfig.n_samples,
