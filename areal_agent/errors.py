@@ -19,6 +19,7 @@
     ├── SessionTimeout (TimeoutError)         an agent from elsewhere did not come, or went silent
     ├── RolloutError (RuntimeError)           no batch can be formed
     ├── TrainError (RuntimeError)             the trainer cannot go on
+    │   ├── FirstStepError                    the trainer does not see what the servers sampled
     │   └── NonFiniteError                    too many non-finite gradients, or non-finite weights
     └── LaunchError (RuntimeError)            a process of ours did not start, or died
 
@@ -111,6 +112,15 @@ class RolloutError(ArealAgentError, RuntimeError):
 
 class TrainError(ArealAgentError, RuntimeError):
     """The trainer cannot go on."""
+
+
+class FirstStepError(TrainError):
+    """Servers and trainer have the same weights and disagree about what was sampled."""
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        """The file that holds what differs."""
 
 
 class NonFiniteError(TrainError):

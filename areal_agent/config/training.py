@@ -68,3 +68,8 @@ class TrainEngineConfig(ConfigModel):
     max_update_probe_difference: float = Field(default=1e-2, gt=0)
     """After each publication the server's logprobs of a probe may differ from the trainer's by
     this much; more ends the run."""
+
+    check_first_step: bool = False
+    """Before the first update, compare the trainer's logprobs with the captured ones, and look that
+    its first optimiser step has ratio 1 and no KL divergence. A difference above
+    `max_update_probe_difference` ends the run. Costs one forward pass over a batch."""

@@ -63,7 +63,8 @@ class _Turn:
     @property
     def temperature(self) -> float:
         """That of its logprobs: greedy replies have those at 1."""
-        return self.request.gconfig.effective_temperature or 1.0
+        told = self.response.temperature
+        return (self.request.gconfig.effective_temperature if told is None else told) or 1.0
 
 
 class CaptureAudit:

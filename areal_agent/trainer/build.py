@@ -55,6 +55,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
 
     Raises:
         ConfigError: the settings are wrong; nothing was started.
+        CaptureError: the audit found that the servers report other logprobs than they have.
         LaunchError: a server did not start, or ended by itself while the run went on.
         TrainError: the trainer did not start, or ended by itself.
     """
@@ -93,14 +94,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         await stack.enter_async_context(_deaths_first())
         parts.gateway.desk.key_file = folder.admin_key
         await stack.enter_async_context(parts.gateway)
-        audit = await stack.enter_async_context(
-            CaptureAudit(
-                engine,
-                parts.config.gateway,
-                folder.mismatches,
-                dtype=parts.config.rollout.server.dtype,
-            )
-        )
+        audit = await stack.enter_async_context(_audit(parts, folder, engine))
         inner = await stack.enter_async_context(AsyncExitStack())
         run = Run(
             parts,
@@ -125,6 +119,11 @@ async def _deaths_first() -> AsyncGenerator[None]:
     except (InferenceError, RolloutError):
         await asyncio.sleep(_NOTICE_SECONDS)
         raise
+
+
+def _audit(parts: Parts, folder: RunFolder, engine: HttpInferenceEngine) -> CaptureAudit:
+    dtype = parts.config.rollout.server.dtype
+    return CaptureAudit(engine, parts.config.gateway, folder.mismatches, dtype=dtype)
 
 
 def _backend(parts: Parts, folder: RunFolder) -> ProcessBackend:

@@ -20,6 +20,7 @@ from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trainer.batch_metrics import rollout_metrics
+from areal_agent.trainer.first_step import FirstStep
 from areal_agent.trainer.folder import RunFolder
 from areal_agent.trainer.parts import Parts
 from areal_agent.trainer.publish import WeightPublisher
@@ -83,6 +84,12 @@ class Run:
             folder.weights,
             max_probe_difference=self.config.actor.max_update_probe_difference,
         )
+        self._first = FirstStep(
+            backend,
+            folder.first_step,
+            tolerance=self.config.actor.max_update_probe_difference,
+            is_done=not self.config.actor.check_first_step,
+        )
         self._rollout_metrics: dict[str, float] = {}
         self._fruitless = 0
 
@@ -134,9 +141,11 @@ class Run:
         Without a single applied optimiser step there is nothing to publish: the version stays.
 
         Raises:
+            FirstStepError: see `actor.check_first_step`.
             NonFiniteError: too many gradients in a row were not finite.
             WeightUpdateError: a server did not take the new weights.
         """
+        checked = {} if self._first.is_done else await self._first.check_batch(batch)
         result = await update_policy(
             self.backend,
             self._algorithm,
@@ -146,7 +155,9 @@ class Run:
             n_minibatches=self.config.actor.ppo_n_minibatches,
             seed=derive_seed("minibatches", self.config.seed, self.step),
         )
-        metrics = self._rollout_metrics | result.metrics
+        if not self._first.is_done:
+            checked |= self._first.check_step(result.first_step)
+        metrics = self._rollout_metrics | checked | result.metrics
         await self._audit.settle()  # only the present weights can judge what they sampled
         metrics |= self._audit.take_metrics()
         if result.applied_steps:

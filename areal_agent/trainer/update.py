@@ -4,7 +4,7 @@ Legend: N rows, T tokens.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,6 +22,8 @@ class UpdateResult:
     applied_steps: int
     """Optimiser steps that changed the weights; 0 means that there is nothing to publish."""
     metrics: dict[str, float] = field(default_factory=dict[str, float])
+    first_step: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What the first optimiser step said, on weights that nothing had changed."""
 
 
 async def update_policy(
@@ -69,7 +71,7 @@ async def update_policy(
     metrics["update/tokens"] = int(train_batch.attention_mask.sum())
     metrics["update/loss_tokens"] = train_batch.n_loss_tokens if len(train_batch) else 0
     metrics["timeperf/update"] = time.perf_counter() - started
-    return UpdateResult(len(applied), metrics)
+    return UpdateResult(len(applied), metrics, results[0].metrics if results else {})
 
 
 def minibatches(batch: TrainBatch, n: int, seed: int) -> list[list[int]]:
