@@ -84,9 +84,8 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
                 timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
             )
         )
-        recorder = await stack.enter_async_context(
-            EpisodeRecorder(folder.episodes, parts.chat.decode)
-        )
+        recorder = EpisodeRecorder(folder.episodes, parts.chat.decode)
+        await stack.enter_async_context(recorder)
         watch = await stack.enter_async_context(task_group())
         for name, waiting in (("servers", servers.wait_died()), ("trainer", backend.wait_died())):
             task = watch.create_task(waiting, name=f"watch {name}")
@@ -95,15 +94,14 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         parts.gateway.desk.key_file = folder.admin_key
         await stack.enter_async_context(parts.gateway)
         audit = await stack.enter_async_context(_audit(parts, folder, engine))
+        algorithm = parts.config.algorithm
         inner = await stack.enter_async_context(AsyncExitStack())
         run = Run(
             parts,
             folder,
             engine=engine,
             backend=backend,
-            algorithm=build_algorithm(
-                parts.config.algorithm.type, parts.config.algorithm.model_dump(mode="json")
-            ),
+            algorithm=build_algorithm(algorithm.type, algorithm.model_dump(mode="json")),
             recorder=recorder,
             audit=audit,
             stack=inner,
