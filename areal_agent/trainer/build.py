@@ -73,16 +73,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         clients = await stack.enter_async_context(HttpClients())
         stack.enter_context(use_clients(clients))
         engine = await stack.enter_async_context(
-            HttpInferenceEngine(
-                [endpoint.url for endpoint in servers.endpoints],
-                clients=clients,
-                model=parts.model.name,
-                control_key=control_key,
-                api_key=api_key,
-                weights=parts.model,
-                instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
-                timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
-            )
+            _engine(parts, servers, clients, control_key, api_key)
         )
         recorder = EpisodeRecorder(folder.episodes, parts.chat.decode)
         await stack.enter_async_context(recorder)
@@ -117,6 +108,21 @@ async def _deaths_first() -> AsyncGenerator[None]:
     except (InferenceError, RolloutError):
         await asyncio.sleep(_NOTICE_SECONDS)
         raise
+
+
+def _engine(
+    parts: Parts, servers: ServerGroup, clients: HttpClients, control_key: str, api_key: str
+) -> HttpInferenceEngine:
+    return HttpInferenceEngine(
+        [endpoint.url for endpoint in servers.endpoints],
+        clients=clients,
+        model=parts.model.name,
+        control_key=control_key,
+        api_key=api_key,
+        weights=parts.model,
+        instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
+        timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
+    )
 
 
 def _audit(parts: Parts, folder: RunFolder, engine: HttpInferenceEngine) -> CaptureAudit:
