@@ -1,5 +1,6 @@
 """How one model's replies are read: which parts are reasoning, text and calls."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import cast
 
@@ -88,6 +89,13 @@ class ReplyFormat:
     def splitter(self, *, opened: bool, may_call: bool) -> ReplySplitter:
         """Read a reply as it grows; all pieces are what `read` gives."""
         return ReplySplitter(self.reasoning, self.parser if may_call else None, opened=opened)
+
+    def n_reasoning_tokens(self, ids: Sequence[int]) -> int:
+        """Of a reply that begins with reasoning: its tokens up to the end of that."""
+        end = self.reasoning.end if self.reasoning is not None else ""
+        if end not in self.visible(ids):
+            return len(ids)
+        return bisect_left(range(len(ids)), True, key=lambda n: end in self.visible(ids[:n]))
 
     def _parser(self, name: str | None) -> ToolParser | None:
         if name != SCHEMA:

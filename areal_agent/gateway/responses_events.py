@@ -52,6 +52,8 @@ class ResponseAnswer:
             output.append(self._item("message", text, status))
         output += [self._call(k, call) for k, call in enumerate(calls)]
         prompt, sampled = self._exchange.n_tokens
+        tokens = self._exchange.turns[0].response.output_tokens
+        n_thought = self._session.chat.replies.n_reasoning_tokens(tokens) if thought else 0
         reason = "max_output_tokens" if reply.finish_reason == "length" else None
         return {
             **self._head(status),
@@ -61,7 +63,7 @@ class ResponseAnswer:
                 "input_tokens": prompt,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
                 "output_tokens": sampled,
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": n_thought},
                 "total_tokens": prompt + sampled,
             },
         }

@@ -73,6 +73,8 @@ async def test_responses_have_reasoning_items() -> None:
         thought, said, call = made.output
         assert [item.type for item in made.output] == ["reasoning", "message", "function_call"]
         assert (thought.content[0].text, thought.summary) == ("I add.", [])
+        n_thought = len(playing.ids(THOUGHT.rstrip()))
+        assert made.usage.output_tokens_details.reasoning_tokens == n_thought
         assert (said.content[0].text, call.name) == ("Let me see.", "f")
         events = [event async for event in await client.responses.create(**asked, stream=True)]
         assert events[-1].response.output[0].content == thought.content

@@ -116,6 +116,24 @@ async def test_streamed_tool_calls(client: AsyncOpenAI, server: Served) -> None:
     assert choices[-1].finish_reason == "tool_calls"
 
 
+async def test_text_before_a_call_and_reasoning_are_streamed(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    async with (
+        served(tmp_path, reasoning_parser="think") as server,
+        AsyncOpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0) as client,
+    ):
+        asked: Any = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS}
+        say(server, "<think>é</think> so [2+3]")
+        message = (await client.chat.completions.create(**asked)).choices[0].message
+        assert (message.model_dump()["reasoning_content"], message.content) == ("é", "so")
+        say(server, "<think>é</think> so [2+3]")
+        stream = await client.chat.completions.create(**asked, stream=True)
+        deltas = [c.choices[0].delta.model_dump(exclude_none=True) async for c in stream]
+        told = [d for d in deltas if "tool_calls" not in d and d.get("content") != ""]
+        assert told == [{"reasoning_content": "é"}, {"content": "s"}, {"content": "o"}, {}]
+        assert sum(len(d.get("tool_calls", ())) for d in deltas) == 1
+
+
 @pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {}])
 async def test_without_tools_a_call_is_text(
     client: AsyncOpenAI, server: Served, fields: dict[str, Any]
