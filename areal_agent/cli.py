@@ -1,4 +1,4 @@
-"""What people type: ``areal-agent train | serve | config``. Commands import what they need."""
+"""What people type: ``areal-agent train | eval | serve | config``. Each imports what it needs."""
 
 import asyncio
 import gc
@@ -72,6 +72,32 @@ def train(
     gc.freeze()  # what was imported stays: collections need not go through it again and again
     display = make_display(quiet=quiet or json)
     summary = run_until_signal(RLTrainer(loaded, display=display).train())
+    if json:
+        typer.echo(summary.to_json())
+
+
+@app.command("eval")
+def evaluate(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json as the last line, nothing else.")
+    ] = False,
+) -> None:
+    """Evaluate on held-out problems: the model of the settings, or an endpoint.
+
+    With inference.type=openai, agents talk to the endpoint at inference.base_url. Exit code 1: no
+    episode could be scored, or the endpoint cannot be reached.
+    """
+    from areal_agent.config.load import load_config
+
+    loaded = load_config(config, overrides or [])
+    from areal_agent.stats.evaluation import EvaluationDisplay
+    from areal_agent.trainer import evaluate as evaluation
+
+    display = EvaluationDisplay(quiet=quiet or json)
+    summary = run_until_signal(evaluation.evaluate(loaded, display=display))
     if json:
         typer.echo(summary.to_json())
 

@@ -21,6 +21,7 @@ __all__ = [
     "ModelResponse",
     "Outcome",
     "PromptId",
+    "Score",
     "Scores",
     "StopReason",
 ]
@@ -130,6 +131,15 @@ class Interaction:
     reward: float | None = None
     gconfig: GenerationHyperparameters | None = None
     """What it was sampled with; None when that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What an episode was worth whose tokens nobody has: for evaluation only."""
+
+    reward: float
+    truncated: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from areal_agent.config.allocation import ModelAllocation, require_installed
 from areal_agent.config.parallelism import Role
@@ -32,13 +33,15 @@ def check_experiment(config: "ExperimentConfig") -> None:
     Raises:
         ContradictionError: they do not; holds all reasons.
     """
+    trains = config.inference.type != "openai"
     problems = (
-        *_data(config),
-        *_training(config),
+        *(_data(config) if trains else ()),
+        *(_training(config) if trains else ()),
         *_evaluation(config),
         *_backends(config),
         *_server(config),
         *_gateway(config),
+        *_inference(config),
     )
     if problems:
         raise ContradictionError(problems)
@@ -137,4 +140,32 @@ def _gateway(config: "ExperimentConfig") -> Iterator[Problem]:
             ("gateway", "workers"),
             f"gateway.hosting is {gateway.hosting}, which starts no worker processes: set it to "
             "subprocess, or leave gateway.workers out",
+        )
+
+
+def _inference(config: "ExperimentConfig") -> Iterator[Problem]:
+    inference = config.inference
+    if inference.type == "embedded":
+        for name in ("base_url", "model", "api_key_env"):
+            if getattr(inference, name) is not None:
+                yield (
+                    ("inference", name),
+                    "only an endpoint has one, but inference.type is embedded: set it to openai, "
+                    "or leave this out",
+                )
+        return
+    for name in ("base_url", "model"):
+        if not getattr(inference, name):
+            yield ("inference", name), "is needed when inference.type is openai"
+    url = urlsplit(inference.base_url or "http://x")
+    if url.scheme not in ("http", "https") or not url.netloc:
+        yield (
+            ("inference", "base_url"),
+            f"expected a URL such as http://localhost:8000/v1, got {inference.base_url!r}",
+        )
+    elif "@" in url.netloc or url.query or url.fragment:
+        yield (
+            ("inference", "base_url"),
+            "expected a URL without user, password or query, for it is saved with the run: put "
+            "the key into an environment variable and name that in inference.api_key_env",
         )

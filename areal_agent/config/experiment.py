@@ -9,7 +9,7 @@ from areal_agent.config.algorithm import AlgorithmConfig, GrpoConfig
 from areal_agent.config.base import ConfigModel
 from areal_agent.config.checks import check_experiment
 from areal_agent.config.generation import GenerationHyperparameters
-from areal_agent.config.inference import GatewayConfig, RolloutConfig
+from areal_agent.config.inference import GatewayConfig, InferenceConfig, RolloutConfig
 from areal_agent.config.training import OptimizerConfig, TrainEngineConfig
 
 
@@ -111,6 +111,9 @@ class ExperimentConfig(ConfigModel):
 
     eval_gconfig: GenerationHyperparameters = GenerationHyperparameters()
     """Sampling in evaluation."""
+
+    inference: InferenceConfig = InferenceConfig()
+    """Where replies come from."""
 
     rollout: RolloutConfig = RolloutConfig()
     """How episodes run and how far they may be ahead of training."""

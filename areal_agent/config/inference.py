@@ -42,6 +42,23 @@ class ServerConfig(ConfigModel):
     """How long a server may take until it answers."""
 
 
+class InferenceConfig(ConfigModel):
+    """Where replies come from."""
+
+    type: Literal["embedded", "openai"] = "embedded"
+    """`embedded` samples from `model` on servers that the run starts. `openai` asks an endpoint
+    that speaks OpenAI's protocol: for ``areal-agent eval`` only."""
+
+    base_url: str | None = None
+    """Of type `openai`: where the endpoint is, such as ``http://localhost:8000/v1``."""
+
+    model: str | None = None
+    """Of type `openai`: what the endpoint calls the model. It replaces what agents say."""
+
+    api_key_env: str | None = None
+    """Of type `openai`: the environment variable that holds the key. None sends no key."""
+
+
 class RolloutConfig(ConfigModel):
     """How episodes run and how far they may be ahead of training."""
 

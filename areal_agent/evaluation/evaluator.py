@@ -5,8 +5,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from areal_agent.config.experiment import ExperimentConfig
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.evaluate import run_all
 from areal_agent.rollout.workflow import RolloutWorkflow
@@ -64,6 +65,22 @@ class Evaluator:
         self.max_concurrent_rollouts = max_concurrent_rollouts
         self.episode_timeout_seconds = episode_timeout_seconds
         self.seed = seed
+
+    @classmethod
+    def of(
+        cls,
+        engine: InferenceEngine,
+        rows: Sequence[Mapping[str, Any]],
+        config: ExperimentConfig,
+    ) -> Self:
+        """Make one as the settings of an experiment say."""
+        return cls(
+            engine,
+            rows,
+            max_concurrent_rollouts=config.evaluator.max_concurrent_rollouts,
+            episode_timeout_seconds=config.rollout.episode_timeout_seconds,
+            seed=config.seed,
+        )
 
     async def evaluate(
         self,

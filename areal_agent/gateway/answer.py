@@ -89,7 +89,7 @@ class Answer(Response):
                     await self._write(scope, receive, send)
                 else:
                     async with task_group() as group:
-                        watcher = group.create_task(_until_gone(receive))
+                        watcher = group.create_task(until_gone(receive))
                         await self._write(scope, receive, send)
                         watcher.cancel()
         except (ClientGone, OSError):
@@ -161,7 +161,12 @@ def told(error: ApiError | InferenceError) -> ApiError:
     return ApiError(str(error), status=503, type="server_error", code=code)
 
 
-async def _until_gone(receive: Receive) -> None:
+async def until_gone(receive: Receive) -> None:
+    """Wait for the client to leave.
+
+    Raises:
+        ClientGone: it did.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientGone

@@ -21,7 +21,7 @@ from areal_agent.rollout.recording import EpisodeEngine
 from areal_agent.rollout.results import as_trajectories
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory
-from areal_agent.types import Episode, Failure, Interaction, Outcome, PromptId
+from areal_agent.types import Episode, Failure, Interaction, Outcome, PromptId, Score
 
 _MAX_TRACEBACK_CHARS = 8_000
 _MAX_MESSAGE_CHARS = 2_000
@@ -70,6 +70,8 @@ class _Ending:
     rows: list[Trajectory] = field(default_factory=list[Trajectory])
     interactions: Sequence[Interaction] | None = None
     failure: Failure | None = None
+    score: Score | None = None
+    """Stands in for rows, in evaluation."""
 
 
 async def run_episode(
@@ -95,9 +97,12 @@ async def run_episode(
     try:
         async with clock.limit:
             result = await workflow.arun_episode(recorder, copy.deepcopy(dict(data)))
-        # One more than is served everywhere: a server may have taken the next version already.
-        newest = recorder.version + 1
-        ending = _ending(result, newest, vocab_size, trained=not spec.is_eval)
+        if isinstance(result, Score) and spec.is_eval:
+            ending = _Ending("truncated" if result.truncated else "ok", score=result)
+        else:
+            # One more than is served everywhere: a server may have taken the next version already.
+            newest = recorder.version + 1
+            ending = _ending(result, newest, vocab_size, trained=not spec.is_eval)
     except KeyboardInterrupt:
         raise
     except asyncio.CancelledError as error:
@@ -189,14 +194,15 @@ def _record(
 ) -> EpisodeRun:
     calls = recorder.interactions
     versions = [v for call in calls for v in call.response.output_versions]
-    rows = ending.rows
+    rows, score = ending.rows, ending.score
+    reward = sum(row.reward for row in rows) / len(rows) if rows else None
     episode = Episode(
         id=spec.id,
         prompt_id=spec.prompt_id,
         outcome=ending.outcome,
         interactions=calls if ending.interactions is None else ending.interactions,
-        reward=sum(row.reward for row in rows) / len(rows) if rows else None,
-        metrics=_mean_metrics(rows),
+        reward=reward if score is None else score.reward,
+        metrics=_mean_metrics(rows) if score is None else score.metrics,
         failure=ending.failure,
         versions=(min(versions), max(versions)) if versions else None,
         seconds=seconds,

@@ -10,10 +10,15 @@ from torch import Tensor
 
 from areal_agent.errors import TrajectoryError
 from areal_agent.trajectory import NO_VERSION, Trajectory
-from areal_agent.types import Interaction
+from areal_agent.types import Interaction, Score
 
 EpisodeResult = (
-    Trajectory | Sequence[Trajectory] | Mapping[str, Tensor] | Mapping[str, Interaction] | None
+    Trajectory
+    | Sequence[Trajectory]
+    | Mapping[str, Tensor]
+    | Mapping[str, Interaction]
+    | Score
+    | None
 )
 """Everything `RolloutWorkflow.arun_episode` may return."""
 
@@ -44,6 +49,8 @@ def as_trajectories(result: object) -> list[Trajectory] | None:
         return _from_mapping(cast("Mapping[object, object]", result)) if result else None
     if isinstance(result, list | tuple):
         return [_item(i, row) for i, row in enumerate(cast("list[object]", result))] or None
+    if isinstance(result, Score):
+        raise TrajectoryError("a Score has no tokens to train on: it is for evaluation only")
     raise TrajectoryError(
         "expected a Trajectory, a list of them, a dict of tensors, a dict of Interactions or None "
         f"from arun_episode, got {_show(result)}"

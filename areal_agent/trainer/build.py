@@ -63,7 +63,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     folder = create_run_folder(parts.config, Path.cwd())
     pinned = pin_paths(parts.config, parts.base)
     folder.settings.write_text(dump_config(pinned), encoding="utf-8")
-    _write_environment(folder)
+    write_environment(folder)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(parts.agents.running(folder.logs))
         control_key, api_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
@@ -98,6 +98,34 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
             stack=inner,
         )
         yield run
+
+
+async def open_engine(
+    stack: AsyncExitStack, parts: Parts, folder: RunFolder, clients: HttpClients
+) -> HttpInferenceEngine:
+    """Start servers without a trainer, until `stack` is closed; the end of one ends its body."""
+    control_key, api_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+    servers = await stack.enter_async_context(_servers(parts, folder, control_key, api_key))
+    engine = await stack.enter_async_context(_engine(parts, servers, clients, control_key, api_key))
+    watch = await stack.enter_async_context(task_group())
+    stack.callback(watch.create_task(servers.wait_died(), name="watch servers").cancel)
+    await stack.enter_async_context(_deaths_first())
+    return engine
+
+
+def _engine(
+    parts: Parts, servers: ServerGroup, clients: HttpClients, control_key: str, api_key: str
+) -> HttpInferenceEngine:
+    return HttpInferenceEngine(
+        [endpoint.url for endpoint in servers.endpoints],
+        clients=clients,
+        model=parts.model.name,
+        control_key=control_key,
+        api_key=api_key,
+        weights=parts.model,
+        instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
+        timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
+    )
 
 
 @asynccontextmanager
@@ -170,7 +198,8 @@ async def _start_processes(
     return serving.result(), training.result()
 
 
-def _write_environment(folder: RunFolder) -> None:
+def write_environment(folder: RunFolder) -> None:
+    """Note what the run was made with."""
     names = ("areal-agent", "torch", "transformers", "safetensors", "httpx", "numpy", "pydantic")
     environment = {
         "python": sys.version.split()[0],

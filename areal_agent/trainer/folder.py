@@ -74,10 +74,10 @@ class RunFolder:
         return self.root / "model"
 
 
-def create_run_folder(config: ExperimentConfig, base: Path) -> RunFolder:
+def create_run_folder(config: ExperimentConfig, base: Path, *, trains: bool = True) -> RunFolder:
     """Make the folder ``fileroot/experiment_name/trial_name``, as `on_existing` says.
 
-    A relative `fileroot` is taken from `base`.
+    A relative `fileroot` is taken from `base`. What does not train has no place for weights.
 
     Raises:
         ConfigError: the folder exists and may not be reused, or cannot be made.
@@ -94,7 +94,7 @@ def create_run_folder(config: ExperimentConfig, base: Path) -> RunFolder:
             root.mkdir()
         (root / MARKER).touch()
         folder = RunFolder(root)
-        for path in (folder.logs, folder.weights, folder.checkpoints):
+        for path in (folder.logs, *((folder.weights, folder.checkpoints) if trains else ())):
             path.mkdir()
     except FileExistsError as error:
         raise ConfigError(

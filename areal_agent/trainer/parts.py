@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -95,6 +95,12 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
         DataError: a dataset has no rows, or the model cannot write dialogues.
     """
     config, base = loaded.config, loaded.base
+    if config.inference.type == "openai":
+        raise ConfigError(
+            "inference.type is openai, which cannot be trained on: an endpoint gives no token ids "
+            "and no logprobs, and takes no new weights; evaluate with areal-agent eval, or set "
+            "inference.type to embedded"
+        )
     rollout = ModelAllocation.from_str(config.rollout.backend)
     require_installed(rollout, role="rollout")
     require_installed(ModelAllocation.from_str(config.actor.backend), role="actor")
@@ -198,7 +204,7 @@ def process_agent(what: object, pool: AgentPool, *, base: Path) -> ProcessAgent:
 def make_workflow(
     what: object,
     *,
-    chat: ChatFormat,
+    chat: ChatFormat | None,
     gconfig: GenerationHyperparameters,
     base: Path,
     more: Mapping[str, Any] | None = None,
@@ -206,7 +212,8 @@ def make_workflow(
     """A workflow or an agent from an instance, a class, a name, or a settings section.
 
     A class gets those of ``chat``, ``tokenizer``, ``gconfig`` and `more` that its ``__init__``
-    names. In `args`, strings under ``reward_fn`` and in ``tools`` are names of functions.
+    names. In `args`, strings under ``reward_fn`` and in ``tools`` are names of functions. Without
+    a `chat` there are no tokens, and a class that asks for them is refused.
 
     Raises:
         ConfigError: it cannot be found or made, or is neither workflow nor agent.
@@ -231,8 +238,9 @@ def make_workflow(
             f"expected a RolloutWorkflow or an agent with `async def run(self, data, ...)`, its "
             f"class or its name, got {name}"
         )
-    offered = {"chat": chat, "tokenizer": chat.tokenizer, "gconfig": gconfig, **(more or {})}
     named = parameters(what)
+    offered = {**_offered(chat, gconfig), **(more or {})}
+    _refuse_tokens(name, named - args.keys() - offered.keys())
     args = {key: value for key, value in offered.items() if key in named} | args
     made = construct(what, args, name)
     if not _is_ready(made):
@@ -242,6 +250,23 @@ def make_workflow(
             "a class with `async def run(self, data, client)`"
         )
     return made
+
+
+def _offered(chat: ChatFormat | None, gconfig: GenerationHyperparameters) -> dict[str, object]:
+    if chat is None:
+        return {"gconfig": gconfig}
+    return {"chat": chat, "tokenizer": chat.tokenizer, "gconfig": gconfig}
+
+
+def _refuse_tokens(name: str, lacking: Set[str]) -> None:
+    """Refuse a class that asks for what there is only where tokens are."""
+    for asked in ("chat", "tokenizer", "gateway"):
+        if asked in lacking:
+            raise ConfigError(
+                f"{name} asks for `{asked}`, but inference.type is openai: an endpoint takes and "
+                "gives messages, no token ids; write it as an agent with `async def run(self, "
+                "data, client)`, or set inference.type to embedded"
+            )
 
 
 def _is_ready(what: object) -> bool:

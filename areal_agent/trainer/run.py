@@ -178,13 +178,7 @@ class Run:
 
     def evaluator(self) -> Evaluator:
         """Make an evaluator on the held-out problems."""
-        return Evaluator(
-            self.engine,
-            self.parts.eval_rows,
-            max_concurrent_rollouts=self.config.evaluator.max_concurrent_rollouts,
-            episode_timeout_seconds=self.config.rollout.episode_timeout_seconds,
-            seed=self.config.seed,
-        )
+        return Evaluator.of(self.engine, self.parts.eval_rows, self.config)
 
     def record(self, episode: Episode, *, split: str) -> None:
         """Append an episode to the run's records."""

@@ -21,3 +21,11 @@ class Failing(RolloutWorkflow):
 
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> None:
         raise ZeroDivisionError("the workflow divides by nothing")
+
+
+class Asks:
+    """An agent that asks once; always worth the same."""
+
+    async def run(self, data: dict[str, Any], client: Any) -> float:
+        await client.chat.completions.create(model="policy", messages=data["messages"])
+        return 0.5
