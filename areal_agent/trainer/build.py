@@ -113,21 +113,6 @@ async def open_engine(
     return engine
 
 
-def _engine(
-    parts: Parts, servers: ServerGroup, clients: HttpClients, control_key: str, api_key: str
-) -> HttpInferenceEngine:
-    return HttpInferenceEngine(
-        [endpoint.url for endpoint in servers.endpoints],
-        clients=clients,
-        model=parts.model.name,
-        control_key=control_key,
-        api_key=api_key,
-        weights=parts.model,
-        instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
-        timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
-    )
-
-
 @asynccontextmanager
 async def _deaths_first() -> AsyncGenerator[None]:
     """Hold back a failed call: the watch of a server that has just died says more, and first."""
