@@ -1,14 +1,13 @@
 """The gateway as an ASGI app: one for agents in this process and for those elsewhere."""
 
+import logging
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from areal_agent.errors import RewardError
 from areal_agent.gateway.answer import CHUNKS, Answer
@@ -26,84 +25,109 @@ from areal_agent.gateway.sessions import Sessions
 from areal_agent.net.api_error import ApiError, error_response, json_response
 from areal_agent.net.body import Body
 
+logger = logging.getLogger(__name__)
+
 Endpoint = Callable[[Request, Session], Awaitable[Response]]
 
 
-def make_app(sessions: Sessions, desk: Desk, *, model: str) -> Starlette:
-    """Build the app.
+class App:
+    """Finds the route and the session of each request.
 
-    Args:
-        sessions: whose calls are taken.
-        desk: where agents from elsewhere get theirs.
-        model: the policy's name; clients may send any.
+    Paths are looked up: a router that matches them costs as much as reading the request.
     """
-    endpoints: list[tuple[str, Endpoint, str]] = [
-        ("/v1/chat/completions", _calls(CHAT), "POST"),
-        ("/v1/completions", _calls(COMPLETIONS), "POST"),
-        ("/v1/responses", _calls(RESPONSES), "POST"),
-        ("/v1/messages", _calls(MESSAGES), "POST"),
-        # Anthropic's SDK adds /v1 itself, also to a base URL that ends in it.
-        ("/v1/v1/messages", _calls(MESSAGES), "POST"),
-        ("/v1/models", models, "GET"),
-        ("/rl/set_reward", set_reward, "POST"),
-        ("/rl/end_session", end_own_session, "POST"),
-    ]
-    routes = [
-        Route("/rl/start_session", start_session, methods=["POST"]),
-        Route("/rl/end_session", end_any_session, methods=["POST"]),
-        *(
-            Route(prefix + path, _in_session(endpoint), methods=[method])
-            for prefix in ("", "/s/{path_name}")
-            for path, endpoint, method in endpoints
-        ),
-    ]
-    app = Starlette(
-        routes=routes,
-        exception_handlers={ApiError: _answer_api_error, HTTPException: _answer_http_error},
-    )
-    app.state.sessions = sessions
-    app.state.desk = desk
-    app.state.model = model
-    return app
 
+    def __init__(self, sessions: Sessions, desk: Desk, *, model: str) -> None:
+        """Wire things up.
 
-def _in_session(endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-    """Find the session that the request belongs to, by key or by path."""
+        Args:
+            sessions: whose calls are taken.
+            desk: where agents from elsewhere get theirs.
+            model: the policy's name; clients may send any.
+        """
+        self._sessions = sessions
+        self._desk = desk
+        self._model = model
+        self._routes: dict[str, tuple[str, Endpoint]] = {
+            "/v1/chat/completions": ("POST", self._calls(CHAT)),
+            "/v1/completions": ("POST", self._calls(COMPLETIONS)),
+            "/v1/responses": ("POST", self._calls(RESPONSES)),
+            "/v1/messages": ("POST", self._calls(MESSAGES)),
+            # Anthropic's SDK adds /v1 itself, also to a base URL that ends in it.
+            "/v1/v1/messages": ("POST", self._calls(MESSAGES)),
+            "/v1/models": ("GET", self._models),
+            "/rl/set_reward": ("POST", set_reward),
+            "/rl/end_session": ("POST", self._end_own),
+        }
+        """Method and answer of each path in a session."""
 
-    async def found(request: Request) -> Response:
-        sessions: Sessions = request.app.state.sessions
-        name = request.path_params.get("path_name")
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        request = Request(scope, receive)
+        path: str = scope["path"]
+        try:
+            response = await self._answer(request, path)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.exception("a request could not be answered")
+                text = f"the gateway failed, its log says where: {type(error).__name__}"
+                error = ApiError(text, status=500, type="server_error")
+            wire = MESSAGES.wire if "/v1/messages" in path else CHUNKS
+            response = error_response(error, wire.error(error))
+        await response(scope, receive, send)
+
+    async def _answer(self, request: Request, path: str) -> Response:
+        name = None
+        if path.startswith("/s/"):
+            name, _, path = path[3:].partition("/")
+            path = f"/{path}"
+        elif path == "/rl/start_session":
+            _check_method(request, "POST", path)
+            return await start_session(request, self._desk)
+        elif path == "/rl/end_session" and self._desk.key.is_sent_by(request):
+            _check_method(request, "POST", path)
+            return await self._end_any(request)
+        if path not in self._routes:
+            raise ApiError(f"Not Found: {request.method} {path}", status=404)
+        method, endpoint = self._routes[path]
+        _check_method(request, method, path)
+        sessions = self._sessions
         session = sessions.by_key(sent_key(request)) if name is None else sessions.by_path(name)
         session.touch()
         return await endpoint(request, session)
 
-    return found
+    def _calls(self, dialect: AnyDialect) -> Endpoint:
+        """A route where the policy is called."""
 
+        async def endpoint(request: Request, session: Session) -> Response:
+            body = await Body.read(request)
+            if session.is_sealed:
+                raise SessionSealed
+            call, style = dialect.call(body, session, is_retry=_is_retry(request))
+            exchange = session.begin(call, prefix=dialect.prefix)
+            writer = dialect.writer(session, exchange, self._model, style)
+            return Answer(session, exchange, writer, stream=call.stream, wire=dialect.wire)
 
-def _calls(dialect: AnyDialect) -> Endpoint:
-    """A route where the policy is called."""
+        return endpoint
 
-    async def endpoint(request: Request, session: Session) -> Response:
+    async def _models(self, request: Request, session: Session) -> Response:
+        """`GET /v1/models`: the policy."""
+        entry = {"id": self._model, "object": "model", "created": 0, "owned_by": "areal-agent"}
+        return json_response({"object": "list", "data": [entry]})
+
+    async def _end_own(self, request: Request, session: Session) -> Response:
+        """`POST /rl/end_session`, with the session's key or path: the agent is done."""
         body = await Body.read(request)
-        if session.is_sealed:
-            raise SessionSealed
-        call, style = dialect.call(body, session, is_retry=_is_retry(request))
-        exchange = session.begin(call, prefix=dialect.prefix)
-        writer = dialect.writer(session, exchange, request.app.state.model, style)
-        return Answer(session, exchange, writer, stream=call.stream, wire=dialect.wire)
+        body.finish()
+        return await end_session(self._desk, self._desk.of(session))
 
-    return endpoint
-
-
-async def models(request: Request, session: Session) -> Response:
-    """`GET /v1/models`: the policy."""
-    entry = {
-        "id": request.app.state.model,
-        "object": "model",
-        "created": 0,
-        "owned_by": "areal-agent",
-    }
-    return json_response({"object": "list", "data": [entry]})
+    async def _end_any(self, request: Request) -> Response:
+        """`POST /rl/end_session`, with the admin key and the session's ``session_id``."""
+        body = await Body.read(request)
+        name = body.string("session_id")
+        body.finish()
+        return await end_session(self._desk, self._desk.named(name))
 
 
 async def set_reward(request: Request, session: Session) -> Response:
@@ -122,38 +146,12 @@ async def set_reward(request: Request, session: Session) -> Response:
     return json_response({"interaction_id": session.set_reward(reward, name), "reward": reward})
 
 
-async def end_own_session(request: Request, session: Session) -> Response:
-    """`POST /rl/end_session`, with the session's key or path: the agent is done."""
-    body = await Body.read(request)
-    body.finish()
-    desk: Desk = request.app.state.desk
-    return await end_session(desk, desk.of(session))
-
-
-async def end_any_session(request: Request) -> Response:
-    """`POST /rl/end_session`, with the session's key, or the admin key and its ``session_id``."""
-    desk: Desk = request.app.state.desk
-    if not desk.key.is_sent_by(request):
-        return await _in_session(end_own_session)(request)
-    body = await Body.read(request)
-    name = body.string("session_id")
-    body.finish()
-    return await end_session(desk, desk.named(name))
+def _check_method(request: Request, method: str, path: str) -> None:
+    if request.method not in (method, "HEAD" if method == "GET" else method):
+        raise ApiError(f"Method Not Allowed: {request.method} {path}", status=405)
 
 
 def _is_retry(request: Request) -> bool:
     """SDKs generated by Stainless (OpenAI's, Anthropic's) count what they send again."""
     count = request.headers.get("x-stainless-retry-count", "0")
     return count.isdecimal() and int(count) > 0
-
-
-async def _answer_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    wire = MESSAGES.wire if "/v1/messages" in request.url.path else CHUNKS
-    return error_response(error, wire.error(error))
-
-
-async def _answer_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    text = f"{error.detail}: {request.method} {request.url.path.partition('/v1')[2] or '?'}"
-    return await _answer_api_error(request, ApiError(text, status=error.status_code))

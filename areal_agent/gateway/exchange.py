@@ -1,8 +1,8 @@
 """One request of an agent while it is answered, and afterwards, for those who ask again."""
 
 import asyncio
+import secrets
 import time
-import uuid
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Exchange:
     """
 
     def __init__(self, call: Call, plan: Plan, *, prefix: str) -> None:
-        self.id = f"{prefix}{uuid.uuid4().hex}"
+        self.id = f"{prefix}{secrets.token_hex(16)}"
         self.created = int(time.time())
         self.call = call
         self.plan = plan

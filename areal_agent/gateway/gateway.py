@@ -8,7 +8,7 @@ from openai import AsyncOpenAI
 
 from areal_agent.aio import run_shielded
 from areal_agent.data.chat import ChatFormat
-from areal_agent.gateway.app import make_app
+from areal_agent.gateway.app import App
 from areal_agent.gateway.desk import Desk
 from areal_agent.gateway.keys import AdminKey
 from areal_agent.gateway.load import Load
@@ -55,7 +55,7 @@ class Gateway(Reachable):
         """
         self.sessions = Sessions()
         self.desk = Desk(AdminKey() if admin_key is None else admin_key)
-        super().__init__(make_app(self.sessions, self.desk, model=model), host=host, port=port)
+        super().__init__(App(self.sessions, self.desk, model=model), host=host, port=port)
         self.model = model
         self._chat = chat
         self._sampling: Whose = sampling

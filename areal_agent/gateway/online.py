@@ -11,9 +11,8 @@ from areal_agent.net.api_error import json_response
 from areal_agent.net.body import Body
 
 
-async def start_session(request: Request) -> Response:
+async def start_session(request: Request, desk: Desk) -> Response:
     """`POST /rl/start_session`, with the admin key: take the session that waits for longest."""
-    desk: Desk = request.app.state.desk
     desk.key.check(request)
     body = await Body.read(request)
     body.finish()

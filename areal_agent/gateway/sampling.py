@@ -1,5 +1,6 @@
 """Sampling parameters of a request: honoured, or refused by name. Never taken and ignored."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from areal_agent.errors import ConfigError
@@ -14,6 +15,23 @@ Whose = Literal["agent", "run"]
 
 OVERRULED = ("temperature", "top_p", "top_k", "frequency_penalty")
 """What makes the distribution that tokens are drawn from."""
+
+_SETTINGS: dict[str, tuple[str, Callable[[Body], object]]] = {
+    "top_p": ("top_p", lambda body: body.number("top_p", 1.0, 1e-6, 1.0)),
+    "top_k": ("top_k", lambda body: max(0, body.integer("top_k", 0, -1))),
+    "frequency_penalty": (
+        "frequency_penalty",
+        lambda body: body.number("frequency_penalty", 0.0, -2.0, 2.0),
+    ),
+    "min_tokens": ("min_new_tokens", lambda body: body.integer("min_tokens", 0, 0)),
+    "ignore_eos": ("ignore_eos", lambda body: body.boolean("ignore_eos")),
+    "stop_token_ids": (
+        "stop_token_ids",
+        lambda body: tuple(body.ids("stop_token_ids", vocab_size=1 << 31)),
+    ),
+    "seed": ("seed", lambda body: body.integer("seed", 0, 0)),
+}
+"""How a parameter is read, and which setting it stands for, where all dialects name it alike."""
 
 
 def read_sampling(
@@ -36,25 +54,20 @@ def read_sampling(
     Raises:
         ApiError: 400, naming the parameter.
     """
-    temperature = body.number("temperature", base.effective_temperature, 0.0, 100.0)
-    changes: dict[str, object] = {
-        "greedy": temperature == 0.0,
-        "top_p": body.number("top_p", base.top_p, 1e-6, 1.0),
-        "top_k": max(0, body.integer("top_k", base.top_k, -1)),
-        "frequency_penalty": body.number("frequency_penalty", base.frequency_penalty, -2.0, 2.0),
-        "min_new_tokens": body.integer("min_tokens", base.min_new_tokens, 0),
-        "max_new_tokens": _max_tokens(body, base.max_new_tokens, max_tokens),
-        "ignore_eos": body.boolean("ignore_eos", base.ignore_eos),
-        "n_samples": body.integer("n", 1, 1, max_choices),
-    }
-    if temperature > 0:
-        changes["temperature"] = temperature
+    changes = {key: read(body) for name, (key, read) in _SETTINGS.items() if body.has(name)}
+    changes["n_samples"] = body.integer("n", 1, 1, max_choices)
+    if body.has("temperature"):
+        temperature = body.number("temperature", 1.0, 0.0, 100.0)
+        changes["greedy"] = temperature == 0.0
+        if temperature > 0:
+            changes["temperature"] = temperature
     if body.has(stop):
         changes["stop"] = body.strings(stop)
-    if body.has("stop_token_ids"):
-        changes["stop_token_ids"] = tuple(body.ids("stop_token_ids", vocab_size=1 << 31))
-    if body.has("seed"):
-        changes["seed"] = body.integer("seed", 0, 0)
+    given = [name for name in max_tokens if body.has(name)]
+    if len(given) > 1:
+        raise ApiError(f"{given[0]}: expected either it or {given[1]}, got both", param=given[0])
+    if given:
+        changes["max_new_tokens"] = body.integer(given[0], 1, 1)
     if all(getattr(base, name) == value for name, value in changes.items()):
         return base
     try:
@@ -88,10 +101,3 @@ def for_training(
             code="invalid_value",
         )
     return asked
-
-
-def _max_tokens(body: Body, default: int, names: tuple[str, ...]) -> int:
-    given = [name for name in names if body.has(name)]
-    if len(given) > 1:
-        raise ApiError(f"{given[0]}: expected either it or {given[1]}, got both", param=given[0])
-    return body.integer(given[0], default, 1) if given else default

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import secrets
 import time
-import uuid
 from collections import Counter
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -294,7 +293,7 @@ class Session:
 
     async def _choice(self, exchange: Exchange, choice: int) -> tuple[Turn, Reply]:
         call, plan = exchange.call, exchange.plan
-        rid = uuid.uuid4().hex if plan.parent is None else self._rids[plan.parent]
+        rid = secrets.token_hex(16) if plan.parent is None else self._rids[plan.parent]
         gconfig = call.gconfig
         request = ModelRequest(
             plan.prompt_ids,

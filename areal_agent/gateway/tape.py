@@ -20,12 +20,13 @@ class Tape:
     ) -> None:
         """Add tokens; a `TokenSink`."""
         self._parts.append((ids, logprobs, versions))
-        self._tell()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
 
     def end(self) -> None:
         """No more tokens will come, for whatever reason."""
         self._ended = True
-        self._tell()
+        self._news.set()
 
     async def started(self) -> None:
         """Wait for the first token or the end."""
@@ -44,7 +45,3 @@ class Tape:
                 return
             if n == len(self._parts):
                 await news.wait()
-
-    def _tell(self) -> None:
-        news, self._news = self._news, asyncio.Event()
-        news.set()

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import orjson
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from areal_agent.net.api_error import ApiError
 
@@ -45,11 +45,16 @@ class Body:
         """Parse a request's body."""
         chunks: list[bytes] = []
         size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
+        more = True
+        while more:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            chunks.append(message.get("body", b""))
+            more = message.get("more_body", False)
+            size += len(chunks[-1])
             if size > MAX_BODY_BYTES:
                 raise ApiError(f"expected a body of at most {MAX_BODY_BYTES} bytes", status=413)
-            chunks.append(chunk)
         try:
             fields: object = orjson.loads(b"".join(chunks) or b"{}")
         except orjson.JSONDecodeError as error:
