@@ -21,6 +21,7 @@ def test_on_loopback_a_random_key_does(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "10.0.0.5", "example.org"])
 @pytest.mark.parametrize("key", ["", "areal-admin-key", "a" * 40, "abababab" * 5])
 def test_elsewhere_it_must_be_chosen_and_hard_to_guess(host: str, key: str) -> None:
+    """S09."""
     with pytest.raises(ConfigError, match=ADMIN_KEY_ENV) as refused:
         given_admin_key(host, None, {ADMIN_KEY_ENV: key})
     assert not key or key not in str(refused.value)

@@ -1,6 +1,7 @@
 """The OpenAI SDK against the gateway, in this process and over a socket."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -35,6 +36,7 @@ async def reached(way: str, playing: Stage, session: Session) -> AsyncGenerator[
 
 @pytest.mark.parametrize("way", ["inside", "key", "path"])
 async def test_a_reply_comes_whole_and_in_pieces(way: str) -> None:
+    """S03: both ways leave the same record."""
     async with (
         asyncio.timeout(20),
         stage("ab c", "ab c") as playing,
@@ -61,6 +63,23 @@ async def test_a_reply_comes_whole_and_in_pieces(way: str) -> None:
     assert first.response == second.response
     assert first.reply == second.reply == {"role": "assistant", "content": "ab c"}
     assert [first.id, second.id] == [whole.id, chunks[0].id]
+
+
+async def test_a_stream_ends_with_a_finish_chunk_and_done() -> None:
+    """S03: on the wire."""
+    async with stage("ab c") as playing, playing.session() as session:
+        headers = {"authorization": f"Bearer {session.key}"}
+        body = {"model": "m", "messages": [USER], "stream": True}
+        answer = await playing.gateway.http_client.post(
+            "http://any/v1/chat/completions", json=body, headers=headers
+        )
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done, rest = answer.text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert [c["choices"][0]["finish_reason"] for c in chunks] == [None] * (len(chunks) - 1) + [
+        "stop"
+    ]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -98,6 +117,7 @@ async def test_calls_are_parsed_and_their_results_extend_the_prefix(stream: bool
 
 
 async def test_choices_are_turns_of_their_own() -> None:
+    """S06."""
     async with stage("a", "b", "c") as playing, playing.session() as session:
         client = playing.gateway.client(session)
         made = await client.chat.completions.create(model="m", messages=[USER], n=3)

@@ -159,6 +159,31 @@ async def test_another_history_is_another_row(history: Any, counted: dict[str, i
         assert list(playing.engine.requests[1].input_ids) == playing.chat.prompt_ids(history)
 
 
+async def test_s06_each_choice_is_a_record_with_a_reward_of_its_own() -> None:
+    async with scene("a", "b", "c", "more") as (playing, session):
+        made = await playing.gateway.client(session).chat.completions.create(
+            model="m", messages=[USER], n=3
+        )
+        said = [choice.message.content for choice in made.choices]
+        assert said == ["a", "b", "c"]
+        await ask(playing, session, [USER, says("b"), USER])
+        turns = session.delivered_turns()
+        names = [turn.id for turn in turns]
+        assert len(set(names)) == 4
+        rewards = {names[0]: 0.1, names[2]: 0.3, names[3]: 1.0}
+        rows = rows_of(session, rewards)
+        check_rows(playing, rows, turns)
+        got = [(playing.chat.decode(sampled([row])), row.reward) for row in rows]
+    end = "<|im_end|>"
+    assert sorted(got) == [
+        (f"a{end}", 0.1),
+        (f"b{end}more{end}", 1.0),
+        (f"c{end}", 0.3),
+    ]
+    seeds = {request.gconfig.seed for request in playing.engine.requests[:3]}
+    assert len(seeds) == 3 or seeds == {None}
+
+
 async def test_a_fork_trains_on_the_common_part_once() -> None:
     async with scene("a", "b", "c", "d") as (playing, session):
         await ask(playing, session, [USER])

@@ -111,6 +111,7 @@ async def test_equal_calls_under_way_each_get_their_own_retry() -> None:
 
 @WAYS
 async def test_a_client_that_never_returns_frees_the_engine_and_is_not_trained(way: str) -> None:
+    """S23."""
     async with scene("lost", "kept", abandoned_seconds=0.05) as (playing, session):
         playing.engine.hold()
         async with reached(way, playing, session, max_retries=0) as client:
@@ -165,6 +166,7 @@ async def test_a_retry_that_leaves_again_gets_as_long_as_the_first() -> None:
 
 @WAYS
 async def test_a_stream_closed_after_two_chunks_is_not_trained(way: str) -> None:
+    """S03."""
     async with scene("a b c d e f", abandoned_seconds=0.05) as (playing, session):
         async with reached(way, playing, session) as client:
             stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)

@@ -80,6 +80,7 @@ def test_two_steps_on_sessions_from_elsewhere(tmp_path: Path, model: Path) -> No
 def test_a_host_that_others_can_reach_needs_a_key_before_anything_starts(
     tmp_path: Path, model: Path
 ) -> None:
+    """S09."""
     values = settings(tmp_path, model, gateway={"host": "0.0.0.0"})
     values["workflow"] = {"use": "online"}
     with Driver(tmp_path, values) as run:

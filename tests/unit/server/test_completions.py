@@ -227,6 +227,7 @@ async def test_values_that_mean_nothing_are_accepted(server: Served) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_frees_its_slot(folder: Path, stream: bool) -> None:
+    """S23, at the server."""
     async with served(folder, max_running_requests=1) as server:
         server.model.hold_at = 3
         address = urlsplit(server.url)

@@ -1,0 +1,54 @@
+"""S23: thousands of episodes leave nothing behind: no session, no memory."""
+
+import gc
+from typing import Any
+
+import psutil
+import pytest
+from gateway_support import GCONFIG, USER, stage
+
+from areal_agent.aio import collect
+from areal_agent.rollout.adapters import AgentWorkflow
+from areal_agent.rollout.episode import EpisodeSpec, run_episode
+
+EPISODES, WARM = 5000, 500
+BODY: dict[str, Any] = {"model": "m", "messages": [USER]}
+
+
+class Asks:
+    """One call, without an SDK in between: that one would cost more than all else here."""
+
+    async def run(self, data: dict[str, Any], http_client: Any, api_key: str) -> float:
+        answer = await http_client.post(
+            "http://any/v1/chat/completions",
+            json=BODY,
+            headers={"authorization": f"Bearer {api_key}"},
+        )
+        return float(answer.status_code == 200)
+
+
+@pytest.mark.timeout(300)
+async def test_memory_and_sessions_are_flat_after_the_first_hundreds() -> None:
+    async with stage() as playing:
+        workflow = AgentWorkflow(Asks(), playing.gateway, GCONFIG)
+        open_sessions = 0
+
+        async def play(numbers: range) -> None:
+            nonlocal open_sessions
+            for i in numbers:
+                spec = EpisodeSpec(id=f"{i}", prompt_id="p", seed=1, epoch=0, index=i)
+                run = await run_episode(workflow, playing.engine, {}, spec, timeout_seconds=60)
+                assert run.episode.reward == 1.0
+                open_sessions = max(open_sessions, len(playing.gateway.sessions))
+                playing.engine.requests.clear()  # a fake's own notes
+
+        async def some(start: int, end: int) -> int:
+            await collect([play(range(start + k, end, 16)) for k in range(16)])
+            assert len(playing.gateway.sessions) == 0
+            gc.collect()
+            return psutil.Process().memory_info().rss
+
+        warm = await some(0, WARM)
+        after = await some(WARM, EPISODES)
+    assert open_sessions <= 16
+    assert after - warm < 4 << 20, f"{(after - warm) / (EPISODES - WARM):.0f} bytes an episode"
