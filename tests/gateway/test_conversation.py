@@ -64,7 +64,8 @@ def says(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-async def test_s01_ids_are_kept_where_the_tokenizer_would_merge_them() -> None:
+async def test_ids_are_kept_where_the_tokenizer_would_merge_them() -> None:
+    """S01."""
     async with scene() as (playing, session):
         a, b, end = playing.ids("a") + playing.ids("b") + playing.ids("<|im_end|>")
         assert playing.ids("ab") not in ([a, b], [])
@@ -83,7 +84,8 @@ async def test_s01_ids_are_kept_where_the_tokenizer_would_merge_them() -> None:
     ("way", "breaks"),
     [("object", 0), ("extra None fields", 0), ("trailing space removed", 1)],
 )
-async def test_s02_a_history_rebuilt_by_hand_loses_nothing(way: str, breaks: int) -> None:
+async def test_a_history_rebuilt_by_hand_loses_nothing(way: str, breaks: int) -> None:
+    """S02."""
     async with scene("so it is ", "yes") as (playing, session):
         reply = await ask(playing, session, [USER])
         assert reply.content == "so it is "
@@ -159,7 +161,8 @@ async def test_another_history_is_another_row(history: Any, counted: dict[str, i
         assert list(playing.engine.requests[1].input_ids) == playing.chat.prompt_ids(history)
 
 
-async def test_s06_each_choice_is_a_record_with_a_reward_of_its_own() -> None:
+async def test_each_choice_is_a_record_with_a_reward_of_its_own() -> None:
+    """S06."""
     async with scene("a", "b", "c", "more") as (playing, session):
         made = await playing.gateway.client(session).chat.completions.create(
             model="m", messages=[USER], n=3

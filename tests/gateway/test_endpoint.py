@@ -247,7 +247,8 @@ async def test_the_endpoints_key_is_in_no_failure() -> None:
     assert KEY not in repr(Endpoint("http://x/v1", "m", KEY))
 
 
-async def test_s23_what_an_agent_leaves_is_given_up_at_the_endpoint() -> None:
+async def test_what_an_agent_leaves_is_given_up_at_the_endpoint() -> None:
+    """S23."""
     async with (
         served(never) as server,
         gateway_to(server.url) as gateway,

@@ -34,7 +34,8 @@ WAYS = pytest.mark.parametrize("way", ["inside", "socket"])
 
 @WAYS
 @pytest.mark.parametrize("stream", [False, True])
-async def test_s07_a_retry_after_a_timeout_joins_the_call_in_flight(way: str, stream: bool) -> None:
+async def test_a_retry_after_a_timeout_joins_the_call_in_flight(way: str, stream: bool) -> None:
+    """S07."""
     async with scene("first", "second") as (playing, session), asyncio.TaskGroup() as group:
         playing.engine.hold()
         async with reached(way, playing, session, timeout=1.0, max_retries=1) as client:
