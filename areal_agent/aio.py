@@ -84,6 +84,42 @@ async def open_stream(
     return reader, writer
 
 
+class Flag:
+    """Like `asyncio.Event`, for where there are many: it is small until somebody waits for it."""
+
+    __slots__ = ("_is_set", "_waiters")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[asyncio.Future[None]] | None = None
+
+    def is_set(self) -> bool:
+        """Tell whether it is raised."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Raise it: all who wait go on."""
+        self._is_set = True
+        waiters, self._waiters = self._waiters, None
+        for waiter in waiters or ():
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def clear(self) -> None:
+        """Lower it."""
+        self._is_set = False
+
+    async def wait(self) -> None:
+        """Wait until it is raised."""
+        if self._is_set:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._waiters is None:
+            self._waiters = []
+        self._waiters.append(waiter)
+        await waiter
+
+
 def fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     """What makes event loops: uvloop where it is installed (it has no wheel for some platforms)."""
     if importlib.util.find_spec("uvloop") is None:

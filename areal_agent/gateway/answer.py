@@ -109,7 +109,9 @@ class Answer(Response):
         except (ApiError, InferenceError) as error:
             await self._error(error)(scope, receive, send)
             return
-        await Response(body, media_type="application/json")(scope, receive, send)
+        length = (b"content-length", str(len(body)).encode())
+        await send(_start(length, (b"content-type", b"application/json")))
+        await send({"type": "http.response.body", "body": body})
         self._session.deliver(self._exchange)
 
     async def _write_events(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,15 +142,15 @@ class Answer(Response):
         return error_response(known, self._wire.error(known))
 
 
-_EVENTS_START: Message = {
-    "type": "http.response.start",
-    "status": 200,
-    "headers": [
-        (b"content-type", b"text/event-stream; charset=utf-8"),
-        (b"cache-control", b"no-cache"),
-        (b"x-accel-buffering", b"no"),
-    ],
-}
+def _start(*headers: tuple[bytes, bytes]) -> Message:
+    return {"type": "http.response.start", "status": 200, "headers": list(headers)}
+
+
+_EVENTS_START = _start(
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 
 
 def told(error: ApiError | InferenceError) -> ApiError:

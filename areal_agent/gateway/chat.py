@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 from areal_agent.aio import collect
@@ -15,6 +14,7 @@ from areal_agent.gateway.reply import Reply
 from areal_agent.gateway.requests import wants_tools
 from areal_agent.gateway.sampling import MAX_CHOICES
 from areal_agent.gateway.session import Session
+from areal_agent.gateway.token_logprobs import token_logprobs
 from areal_agent.net.body import Body, include_usage
 
 Emit = Callable[[Any], Awaitable[None]]
@@ -121,14 +121,8 @@ class ChatAnswer:
     ) -> dict[str, Any]:
         choice: dict[str, Any] = {"index": index, "finish_reason": reason, "logprobs": None}
         if self._style.logprobs:
-            text = self._session.chat.token_text
-            choice["logprobs"] = {
-                "content": [
-                    {**_entry(text(token)), "logprob": logprob}
-                    for token, logprob in zip(ids, logprobs, strict=True)
-                ],
-                "refusal": None,
-            }
+            entries = token_logprobs(self._session.chat, ids, logprobs)
+            choice["logprobs"] = {"content": entries, "refusal": None}
         return choice
 
 
@@ -154,13 +148,3 @@ def _shown(reply: Reply) -> dict[str, Any]:
 def _delta(piece: Piece) -> dict[str, Any]:
     names = {"reasoning_content": piece.reasoning, "content": piece.content}
     return {name: text for name, text in names.items() if text}
-
-
-@lru_cache(maxsize=1 << 14)
-def _entry(text: str) -> dict[str, Any]:
-    """What is told of a token besides its logprob; to be copied.
-
-    There are no bytes of a part of a character: its text stands for others as well.
-    """
-    piece = None if "\ufffd" in text else list(text.encode())
-    return {"token": text, "bytes": piece, "top_logprobs": []}

@@ -1,12 +1,12 @@
 """One request of an agent while it is answered, and afterwards, for those who ask again."""
 
-import asyncio
 import secrets
 import time
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from areal_agent.aio import Flag
 from areal_agent.data.messages import Message, Tools
 from areal_agent.gateway.conversation import Plan, Turn
 from areal_agent.gateway.reply import Reply
@@ -54,7 +54,7 @@ class Exchange:
         self.error: Exception | None = None
         self.readers = 0
         self.delivered = False
-        self._over = asyncio.Event()
+        self._over = Flag()
 
     @property
     def is_over(self) -> bool:

@@ -293,7 +293,7 @@ class Session:
 
     async def _choice(self, exchange: Exchange, choice: int) -> tuple[Turn, Reply]:
         call, plan = exchange.call, exchange.plan
-        rid = secrets.token_hex(16) if plan.parent is None else self._rids[plan.parent]
+        rid = exchange.turn_id(choice) if plan.parent is None else self._rids[plan.parent]
         gconfig = call.gconfig
         request = ModelRequest(
             plan.prompt_ids,

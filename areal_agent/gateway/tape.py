@@ -1,7 +1,8 @@
 """The tokens of one reply as they come: one writes, any number reads, each from the start."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Sequence
+
+from areal_agent.aio import Flag
 
 Part = tuple[Sequence[int], Sequence[float], Sequence[int]]
 """Ids, logprobs and weight versions, one of each a token."""
@@ -13,14 +14,14 @@ class Tape:
     def __init__(self) -> None:
         self._parts: list[Part] = []
         self._ended = False
-        self._news = asyncio.Event()
+        self._news = Flag()
 
     def append(
         self, ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int]
     ) -> None:
         """Add tokens; a `TokenSink`."""
         self._parts.append((ids, logprobs, versions))
-        news, self._news = self._news, asyncio.Event()
+        news, self._news = self._news, Flag()
         news.set()
 
     def end(self) -> None:

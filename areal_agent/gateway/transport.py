@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from starlette.types import ASGIApp, Message
 
-from areal_agent.aio import collect
+from areal_agent.aio import Flag, collect
 
 CANCELS = "areal_agent.cancels"
 """An ASGI extension of this transport: who leaves has its request cancelled, so that the app need
@@ -78,11 +78,13 @@ class _Exchange:
         self._app = app
         self._scope = scope
         self._body: bytes | None = body
-        self._sent: asyncio.Queue[Message | Exception | None] = asyncio.Queue()
+        self._sent: list[Message | Exception | None] = []
+        """What the client has not taken yet."""
+        self._arrived = Flag()
         self._read_seconds = read_seconds
-        self._taken = asyncio.Event()
-        self._gone = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._taken = Flag()
+        self._gone = Flag()
+        self._ended = Flag()
         self._is_whole = False
         """The client has all of the answer."""
         self._task: asyncio.Task[None] | None = None
@@ -92,7 +94,7 @@ class _Exchange:
 
         def end(_: asyncio.Task[None]) -> None:
             running.discard(self)
-            self._sent.put_nowait(None)
+            self._put(None)
             self._ended.set()
 
         running.add(self)
@@ -103,7 +105,7 @@ class _Exchange:
         try:
             await self._app(self._scope, self._receive, self._send)
         except Exception as error:  # noqa: BLE001 - the client gets it, as over a socket
-            self._sent.put_nowait(error)
+            self._put(error)
 
     async def head(self) -> tuple[int, list[tuple[bytes, bytes]]]:
         """Return status and headers.
@@ -136,16 +138,19 @@ class _Exchange:
                     return
 
     async def _next(self) -> Message | Exception | None:
-        if self._sent.empty():
+        if not self._sent:
+            self._arrived.clear()
             try:
                 async with asyncio.timeout(self._read_seconds):
-                    message = await self._sent.get()
+                    await self._arrived.wait()
             except TimeoutError as error:
                 raise httpx.ReadTimeout(f"no answer in {self._read_seconds} s") from error
-        else:
-            message = self._sent.get_nowait()
         self._taken.set()
-        return message
+        return self._sent.pop(0)
+
+    def _put(self, message: Message | Exception | None) -> None:
+        self._sent.append(message)
+        self._arrived.set()
 
     def leave(self) -> None:
         """The client goes; an app that has not yet told all is cancelled.
@@ -171,21 +176,32 @@ class _Exchange:
     async def _send(self, message: Message) -> None:
         if self._gone.is_set():
             raise OSError("the client has gone")
-        self._sent.put_nowait(message)
-        while message.get("body") and not self._sent.empty():
+        self._put(message)
+        while message.get("body") and self._sent:
             self._taken.clear()
             await self._taken.wait()
 
 
 class _Stream(httpx.AsyncByteStream):
+    """The body of an answer.
+
+    httpx leaves answers in cycles; one that was closed keeps no request alive until these are
+    collected.
+    """
+
     def __init__(self, exchange: _Exchange) -> None:
-        self._exchange = exchange
+        self._exchange: _Exchange | None = exchange
 
     def __aiter__(self) -> AsyncIterator[bytes]:
+        if self._exchange is None:
+            raise httpx.StreamClosed
         return self._exchange.chunks()
 
     async def aclose(self) -> None:
-        await self._exchange.aclose()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await exchange.aclose()
 
     def __del__(self) -> None:
-        self._exchange.leave()  # nobody can read it any more
+        if self._exchange is not None:
+            self._exchange.leave()  # nobody can read it any more

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from areal_agent.aio import Turns, collect, run_shielded, task_group
+from areal_agent.aio import Flag, Turns, collect, run_shielded, task_group
 
 
 async def test_results_come_in_the_order_given() -> None:
@@ -101,3 +101,29 @@ async def test_a_cancelled_turn_calls_the_next() -> None:
         await asyncio.sleep(0)
         holding.cancel()
     assert order == [0, 2]
+
+
+async def test_all_who_wait_go_on() -> None:
+    flag = Flag()
+    async with task_group() as group:
+        waits = [group.create_task(flag.wait()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waits[1].cancel()
+        await asyncio.sleep(0)
+        assert not flag.is_set()
+        flag.set()
+        flag.set()
+    assert [task.cancelled() for task in waits] == [False, True, False]
+    await flag.wait()
+
+
+async def test_a_lowered_flag_is_waited_for_again() -> None:
+    flag = Flag()
+    flag.set()
+    flag.clear()
+    assert not flag.is_set()
+    async with task_group() as group:
+        waiting = group.create_task(flag.wait())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        flag.set()
