@@ -1,8 +1,8 @@
 """One answer over one connection: written when it is there, and noted when it was received."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import orjson
 from starlette.responses import Response
@@ -11,22 +11,10 @@ from starlette.types import Message, Receive, Scope, Send
 from areal_agent.aio import task_group
 from areal_agent.errors import EngineFault, InferenceError, RequestError
 from areal_agent.gateway.exchange import Exchange
-from areal_agent.gateway.reply import Reply
 from areal_agent.gateway.session import Session
 from areal_agent.gateway.transport import CANCELS
+from areal_agent.gateway.writer import Writer
 from areal_agent.net.api_error import ApiError, error_response
-
-
-class Writer(Protocol):
-    """Turns replies into what a protocol's clients read."""
-
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """The answer in one piece."""
-        ...
-
-    async def stream(self, emit: Callable[[Any], Awaitable[None]]) -> None:
-        """The answer as events."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +57,7 @@ class Answer(Response):
         self,
         session: Session,
         exchange: Exchange,
-        writer: Writer,
+        writer: Writer[Any],
         *,
         stream: bool,
         wire: Wire = CHUNKS,

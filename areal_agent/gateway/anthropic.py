@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from areal_agent.data.messages import Message
 from areal_agent.gateway.answer import Wire
-from areal_agent.gateway.anthropic_events import MessageAnswer
+from areal_agent.gateway.anthropic_events import MessageWriter
 from areal_agent.gateway.dialect import Asked, Dialect
 from areal_agent.gateway.fields import fields_of, items_of, only, role_of, text_field
 from areal_agent.gateway.messages import clean, read_part, read_text
@@ -148,7 +148,7 @@ def _kind(block: object) -> object:
 MESSAGES = Dialect(
     "msg_",
     read_message,
-    MessageAnswer,
+    MessageWriter,
     wire=Wire(_told, events_are_named=True, done=b""),
     notes=("cache_control", "service_tier"),
     stop="stop_sequences",

@@ -1,18 +1,14 @@
 """Answers of the messages dialect: text and tool uses as blocks, whole or as events."""
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
 
-from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.pieces import reply_pieces
 from areal_agent.gateway.reply import Reply
-from areal_agent.gateway.session import Session
-
-Emit = Callable[[Any], Awaitable[None]]
-"""Sends one server-sent event."""
+from areal_agent.gateway.writer import Emit, Writer
 
 _STOP_REASONS = {"stop": "end_turn", "tool_calls": "tool_use"}
 """Every other end is a cut."""
@@ -24,15 +20,10 @@ _EMPTY: dict[str, dict[str, Any]] = {
 """Blocks of a reply before its calls, as they begin."""
 
 
-class MessageAnswer:
+class MessageWriter(Writer[None]):
     """Writes the answer to one call: a block of reasoning and one of text, where there is any,
     and one for each call.
     """
-
-    def __init__(self, session: Session, exchange: Exchange, model: str, style: None) -> None:
-        self._session = session
-        self._exchange = exchange
-        self._model = model
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer in one piece."""

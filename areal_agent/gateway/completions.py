@@ -1,12 +1,10 @@
 """The completions dialect: a prompt as text or ids, continued."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from areal_agent.aio import collect
-from areal_agent.gateway.chat import ChunkStyle, usage
+from areal_agent.gateway.chunks import ChunkStyle, ChunkWriter, Growing
 from areal_agent.gateway.dialect import Asked, Dialect
-from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.reply import Reply, ReplyText
 from areal_agent.gateway.sampling import MAX_CHOICES
 from areal_agent.gateway.session import Session
@@ -39,68 +37,42 @@ def _prompt(value: object, vocab_size: int) -> str | list[int]:
     )
 
 
-class CompletionAnswer:
-    """Writes the answer to one call."""
+class CompletionWriter(ChunkWriter):
+    """Writes the answer to one call: a text for each choice."""
 
-    def __init__(self, session: Session, exchange: Exchange, model: str, style: ChunkStyle) -> None:
-        self._session = session
-        self._exchange = exchange
-        self._model = model
-        self._style = style
+    kinds = ("text_completion", "text_completion")
+    names = ("text", "text")
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """The answer in one piece."""
-        choices: list[dict[str, Any]] = []
-        for i, (turn, reply) in enumerate(zip(self._exchange.turns, replies, strict=True)):
-            tokens = (turn.response.output_tokens, turn.response.output_logprobs)
-            choices.append(self._choice(i, reply.message["content"], reply.finish_reason, *tokens))
-        return {**self._head(), "choices": choices, "usage": usage(self._exchange)}
+    def shown(self, reply: Reply) -> str:
+        """The text."""
+        return reply.message["content"]
 
-    async def stream(self, emit: Callable[[Any], Awaitable[None]]) -> None:
-        """The answer as events, the choices interleaved as their tokens come."""
-        await collect(self._stream_choice(i, emit) for i in range(len(self._exchange.tapes)))
-        if self._style.include_usage:
-            await emit({**self._head(), "choices": [], "usage": usage(self._exchange)})
+    def growing(self) -> Growing:
+        """The text as it comes."""
+        return _Texts(ReplyText(self._session.chat, self._exchange.call.gconfig))
 
-    async def _stream_choice(self, i: int, emit: Callable[[Any], Awaitable[None]]) -> None:
-        text = ReplyText(self._session.chat, self._exchange.call.gconfig)
-        async for ids, logprobs, _ in self._exchange.tapes[i].parts():
-            piece = text.push(ids)
-            if piece or self._style.logprobs:
-                choice = self._choice(i, piece, None, ids, logprobs)
-                await emit({**self._head(), "choices": [choice]})
-        reply = (await self._exchange.result())[i]
-        choice = self._choice(i, text.rest(), reply.finish_reason, (), ())
-        await emit({**self._head(), "choices": [choice]})
+    def logprobs(self, ids: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+        """Texts of the tokens, and their logprobs."""
+        texts = [self._session.chat.token_text(token) for token in ids]
+        return {"tokens": texts, "token_logprobs": list(logprobs)}
 
-    def _head(self) -> dict[str, Any]:
-        return {
-            "id": self._exchange.id,
-            "object": "text_completion",
-            "created": self._exchange.created,
-            "model": self._model,
-        }
 
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        reason: str | None,
-        ids: Sequence[int],
-        logprobs: Sequence[float],
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": text,
-            "finish_reason": reason,
-            "logprobs": None,
-        }
-        if self._style.logprobs:
-            texts = [self._session.chat.token_text(token) for token in ids]
-            choice["logprobs"] = {"tokens": texts, "token_logprobs": list(logprobs)}
-        return choice
+class _Texts:
+    """What chunks add to a text."""
+
+    def __init__(self, text: ReplyText) -> None:
+        self._text = text
+
+    def begin(self) -> Sequence[Any]:
+        return ()
+
+    def push(self, ids: Sequence[int]) -> str:
+        return self._text.push(ids)
+
+    def rest(self, reply: Reply) -> Sequence[Any]:
+        return [self._text.rest()]
 
 
 COMPLETIONS = Dialect(
-    "cmpl-", read_completion, CompletionAnswer, param="prompt", max_choices=MAX_CHOICES
+    "cmpl-", read_completion, CompletionWriter, param="prompt", max_choices=MAX_CHOICES
 )

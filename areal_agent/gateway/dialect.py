@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from areal_agent.data.messages import Message, Tools
-from areal_agent.gateway.answer import CHUNKS, Wire, Writer
+from areal_agent.gateway.answer import CHUNKS, Wire
 from areal_agent.gateway.exchange import Call, Exchange
 from areal_agent.gateway.requests import digest, take_notes
 from areal_agent.gateway.sampling import read_sampling
 from areal_agent.gateway.session import Session
+from areal_agent.gateway.writer import Style, Writer
 from areal_agent.net.body import Body
-
-Style = TypeVar("Style")
-"""How a dialect's answers are written, as far as the request says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ class Dialect(Generic[Style]):
     """The ids of its answers start so."""
     read: Callable[[Body, Session], Asked[Style]]
     """Takes what no other dialect has from a request."""
-    writer: Callable[[Session, Exchange, str, Style], Writer]
+    writer: Callable[[Session, Exchange, str, Style], Writer[Style]]
     """Writes the answer, in the name of a model."""
     wire: Wire = CHUNKS
     param: str = "messages"

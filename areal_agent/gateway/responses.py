@@ -14,7 +14,7 @@ from areal_agent.gateway.dialect import Asked, Dialect
 from areal_agent.gateway.fields import fields_of, items_of, only, role_of, text_field
 from areal_agent.gateway.messages import clean, read_text
 from areal_agent.gateway.requests import after_system, flat_tools, wants_tools
-from areal_agent.gateway.responses_events import Echo, ResponseAnswer
+from areal_agent.gateway.responses_events import Echo, ResponseWriter
 from areal_agent.gateway.session import Session
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body
@@ -165,7 +165,7 @@ def _call(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
 RESPONSES = Dialect(
     "resp_",
     read_response,
-    ResponseAnswer,
+    ResponseWriter,
     wire=EVENTS,
     param="input",
     notes=("prompt_cache_retention",),

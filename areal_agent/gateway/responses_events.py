@@ -3,13 +3,9 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.pieces import reply_pieces
 from areal_agent.gateway.reply import Reply
-from areal_agent.gateway.session import Session
-
-Emit = Callable[[Any], Awaitable[None]]
-"""Sends one server-sent event."""
+from areal_agent.gateway.writer import Emit, Writer
 
 Send = Callable[..., Awaitable[None]]
 """Makes an event of its kind and its fields, and sends it."""
@@ -25,18 +21,11 @@ Echo = Mapping[str, Any]
 """What answers repeat of their request."""
 
 
-class ResponseAnswer:
+class ResponseWriter(Writer[Echo]):
     """Writes the answer to one call: reasoning, a message, then the calls of functions.
 
     A reply that is only calls or only reasoning has no message.
     """
-
-    def __init__(self, session: Session, exchange: Exchange, model: str, echo: Echo) -> None:
-        self._session = session
-        self._exchange = exchange
-        self._model = model
-        self._echo = echo
-        self._name = exchange.id.rpartition("_")[2]
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """The answer in one piece."""
@@ -138,13 +127,17 @@ class ResponseAnswer:
             "error": None,
             "incomplete_details": None,
             "model": self._model,
-            **self._echo,
+            **self._style,
             "temperature": gconfig.effective_temperature,
             "top_p": gconfig.top_p,
             "max_output_tokens": gconfig.max_new_tokens,
             "output": [],
             "usage": None,
         }
+
+    @property
+    def _name(self) -> str:
+        return self._exchange.id.rpartition("_")[2]
 
     def _item(self, kind: str, text: str, status: str) -> dict[str, Any]:
         content = [{**_PARTS[kind], "text": text}]
