@@ -17,10 +17,6 @@ from areal_agent.types import Interaction
 
 Style = Literal["concat", "individual"]
 
-RewardValue = float | Mapping[str, float] | Sequence[float] | None
-"""What an agent may return: one reward for the episode, one for each turn by id, one for each turn
-in order, or nothing (rewards were set on the way)."""
-
 _TEXT = (str, bytes, bytearray, memoryview)
 """`float` would read these."""
 
@@ -45,7 +41,8 @@ def as_reward(value: object) -> float:
 def assign(turns: Sequence[Turn], value: object) -> None:
     """Set the rewards that an agent returned.
 
-    One number is the episode's: every turn that nobody went on from gets it.
+    They are one for the episode, one for each turn by id, one for each turn in order, or None:
+    rewards were set on the way. One for the episode is had by every turn that nobody went on from.
 
     Raises:
         RewardError: a value is no finite number, or names a turn that there is not. Then no turn
