@@ -18,6 +18,8 @@ from areal_agent.rollout.audit import CaptureAudit
 from areal_agent.rollout.executor import Prompt, RolloutExecutor
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
+from areal_agent.rollout.reshaped import ReshapedTurns
+from areal_agent.rollout.watched import WatchedEngine
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trainer.batch_metrics import rollout_metrics
 from areal_agent.trainer.first_step import FirstStep
@@ -77,6 +79,7 @@ class Run:
         )
         self._recorder = recorder
         self._audit = audit
+        self._reshaped = ReshapedTurns()
         self._stack = stack
         self._publisher = WeightPublisher(
             backend,
@@ -159,7 +162,7 @@ class Run:
             checked |= self._first.check_step(result.first_step)
         metrics = self._rollout_metrics | checked | result.metrics
         await self._audit.settle()  # only the present weights can judge what they sampled
-        metrics |= self._audit.take_metrics()
+        metrics |= self._audit.take_metrics() | self._reshaped.take_metrics()
         if result.applied_steps:
             metrics |= await self._publisher.publish(self.version + 1, batch)
         if self.executor is not None:
@@ -201,7 +204,7 @@ class Run:
 
     async def _start(self, workflow: RolloutWorkflow) -> RolloutExecutor:
         executor = RolloutExecutor(
-            self._audit.watched,
+            WatchedEngine(self._audit.watched, self._reshaped.hear),
             GroupedRolloutWorkflow(
                 workflow,
                 self.config.gconfig.n_samples,
