@@ -24,6 +24,7 @@ class FallbackModel:
     """Runs a transformers model behind the same interface as `DenseModel`."""
 
     reuses_prefixes = False
+    prefill_tokens = 2048
 
     def __init__(self, model: Any, *, dtype: torch.dtype, device: torch.device) -> None:
         self._model = model

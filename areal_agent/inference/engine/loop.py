@@ -205,7 +205,7 @@ class DecodeLoop:
     def _recompute(self) -> None:
         running = self.scheduler.running
         rows = [s.tokens[: s.valid] for s in running]
-        for piece in cut(0, rows, [0] * len(rows)):
+        for piece in cut(0, rows, [0] * len(rows), self._runner.prefill_tokens):
             self._runner.prefill(piece.first_slot, piece.rows, piece.starts)
         for sequence in running:
             sequence.epoch = self.scheduler.epoch

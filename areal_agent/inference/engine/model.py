@@ -29,6 +29,8 @@ from areal_agent.inference.engine.weights import (
 
 _ATTENTION_CHUNK = 32
 """Slots whose attention is computed together, padded to the longest among them."""
+_PREFILL_TOKENS = {"cpu": 768, "cuda": 2048}
+"""Most tokens of a prefill call; on a CPU, so many that what they make fits its caches."""
 _SCORE_TOKENS = 2048
 """Most tokens that attend at once while scoring."""
 _SCORE_ELEMENTS = 1 << 24
@@ -57,6 +59,7 @@ class DenseModel:
         self._weights = weights
         self._dtype = dtype
         self._device = device
+        self.prefill_tokens = _PREFILL_TOKENS[device.type]
         self._floor = torch.tensor((self.shape.hidden * self.shape.eps) ** 0.5, device=device)
         self._cache = SlotCache(self.shape, dtype, device)
         self._rope = torch.empty(0, 1, self.shape.head_dim // 2, dtype=torch.complex64)

@@ -18,6 +18,8 @@ class Runner(Protocol):
     vocab_size: int
     reuses_prefixes: bool
     """Whether a slot's cache can be copied and cut, so that a common prefix is computed once."""
+    prefill_tokens: int
+    """Most tokens, padding included, that one call of `prefill` should get."""
 
     def prefill(self, first_slot: int, rows: Sequence[list[int]], starts: list[int]) -> Tensor:
         """Fill consecutive slots; returns logits after each row's last token, float32 [B, V]."""

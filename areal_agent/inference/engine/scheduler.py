@@ -15,14 +15,13 @@ from areal_agent.inference.engine.request import Sequence
 
 MIN_PREFIX = 8
 """Shorter common prefixes are not worth a copy."""
-PREFILL_TOKENS = 2048
-"""Most tokens, padding included, that one prefill call handles."""
 
 
 class Slots(Protocol):
     """What the scheduler asks of a model's cache."""
 
     reuses_prefixes: bool
+    prefill_tokens: int
 
     def copy_slot(self, source: int, target: int, length: int) -> None: ...
 
@@ -109,7 +108,8 @@ class Scheduler:
     def pieces(self, wave: Wave) -> Iterator[Piece]:
         """Cut a wave's leaders into prefill calls of bounded size; long prompts into several."""
         rows = [s.tokens[s.valid :] for s in wave.leaders]
-        yield from cut(wave.first_slot, rows, [s.valid for s in wave.leaders])
+        starts = [s.valid for s in wave.leaders]
+        yield from cut(wave.first_slot, rows, starts, self._model.prefill_tokens)
 
     def copy_twins(self, wave: Wave) -> None:
         """Fill the slots of twins once their leaders are filled."""
@@ -232,21 +232,21 @@ class Scheduler:
         self._idle[free], self._idle[0] = (resident, None) if free else (None, None)
 
 
-def cut(first_slot: int, rows: list[list[int]], starts: list[int]) -> Iterator[Piece]:
-    """Cut rows in consecutive slots into prefill calls of at most PREFILL_TOKENS tokens.
+def cut(first_slot: int, rows: list[list[int]], starts: list[int], most: int) -> Iterator[Piece]:
+    """Cut rows in consecutive slots into prefill calls of at most `most` tokens with padding.
 
     A longer row comes in several pieces; the last one of a slot is the one whose logits count.
     """
     begin = 0
     while begin < len(rows):
-        for _ in range(PREFILL_TOKENS, len(rows[begin]), PREFILL_TOKENS):
-            head, rows[begin] = rows[begin][:PREFILL_TOKENS], rows[begin][PREFILL_TOKENS:]
+        for _ in range(most, len(rows[begin]), most):
+            head, rows[begin] = rows[begin][:most], rows[begin][most:]
             yield Piece(first_slot + begin, [head], [starts[begin]])
-            starts[begin] += PREFILL_TOKENS
+            starts[begin] += most
         end, width = begin, 0
         while end < len(rows):
             wider = max(width, len(rows[end]))
-            if end > begin and wider * (end + 1 - begin) > PREFILL_TOKENS:
+            if end > begin and wider * (end + 1 - begin) > most:
                 break
             end, width = end + 1, wider
         yield Piece(first_slot + begin, rows[begin:end], starts[begin:end])

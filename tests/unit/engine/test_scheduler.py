@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from areal_agent.inference.engine.request import GenerateRequest, SamplingParams, Sequence
-from areal_agent.inference.engine.scheduler import PREFILL_TOKENS, Scheduler, cut
+from areal_agent.inference.engine.scheduler import Scheduler, cut
+
+PREFILL_TOKENS = 2048
 
 
 @dataclass
@@ -16,6 +18,7 @@ class TokenSlots:
 
     slots: list[list[int]] = field(default_factory=list)
     reuses_prefixes: bool = True
+    prefill_tokens: int = PREFILL_TOKENS
     copied: int = 0
 
     def write(self, slot: int, start: int, tokens: list[int]) -> None:
@@ -169,7 +172,7 @@ def test_requests_beyond_the_slots_wait() -> None:
 
 def test_prefill_is_cut_to_size() -> None:
     rows = [[1] * n for n in (3, 10, 1000, 1500, 2 * PREFILL_TOKENS + 5)]
-    pieces = list(cut(7, [list(r) for r in rows], [0, 2, 0, 0, 4]))
+    pieces = list(cut(7, [list(r) for r in rows], [0, 2, 0, 0, 4], PREFILL_TOKENS))
     assert [(p.first_slot, [len(r) for r in p.rows], p.starts) for p in pieces] == [
         (7, [3, 10], [0, 2]),
         (9, [1000], [0]),
