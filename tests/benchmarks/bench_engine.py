@@ -1,19 +1,21 @@
 """Tokens a second of the embedded engine, beside `transformers.generate` and a plain loop.
 
-    python tests/benchmarks/bench_engine.py [--concurrency 1 16 64 256] [--json]
+    python tests/benchmarks/bench_engine.py [--concurrency 1 16 64 256] [--vllm] [--json]
 
-All three run in one process, interleaved, on the same prompts (30-200 tokens) and reply lengths
+All run in one process, interleaved, on the same prompts (30-200 tokens) and reply lengths
 (50-200 tokens) at temperature 1, each with logprobs; the median of the repeats counts. `generate`
 runs static batches of at most 64 and its replies are cut to the wanted lengths; the loop runs one
 request after the other, over a few of them. The ratios are the result, taken
 from tokens per CPU-second, which others on the machine disturb less: absolute figures follow the
-machine.
+machine. `--vllm` adds vLLM (its CPU build, where it is installed) in the same process, eager and
+without HTTP.
 """
 
 import argparse
 import asyncio
 import inspect
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -118,7 +120,42 @@ def run_loop(model: Any, work: Work) -> int:
     return sum(n for _, n in chosen)
 
 
-def measure(folder: Path, concurrency: int, repeats: int) -> dict[str, float]:
+def open_vllm(folder: Path) -> Any:
+    """vLLM's engine in this process and on one core, with the same bounds as ours."""
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    from vllm import LLM  # pyright: ignore[reportMissingImports]
+
+    return LLM(
+        str(folder),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        max_num_seqs=256,
+        disable_log_stats=True,
+    )
+
+
+def run_vllm(llm: Any, work: Work) -> int:
+    """Tokens of vLLM, all requests at once; seeds of requests break its CPU build (0.32.0)."""
+    from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+
+    params = [
+        SamplingParams(max_tokens=n, ignore_eos=True, logprobs=0, detokenize=False)
+        for n in work.lengths
+    ]
+    prompts = [{"prompt_token_ids": prompt} for prompt in work.prompts]
+    found = llm.generate(prompts, params, use_tqdm=False)
+    return sum(len(one.outputs[0].token_ids) for one in found)
+
+
+def measure(folder: Path, concurrency: int, repeats: int, vllm: Any) -> dict[str, float]:
     """Medians of each, and the ratios."""
     reference = load_reference(folder, dtype=torch.float32, device=torch.device("cpu"))
     dense = DenseModel.from_folder(
@@ -131,6 +168,9 @@ def measure(folder: Path, concurrency: int, repeats: int) -> dict[str, float]:
         "generate": lambda: run_generate(reference, work),
         "loop": lambda: run_loop(reference, work),
     }
+    if vllm is not None:
+        contenders["vllm"] = lambda: run_vllm(vllm, work)
+        run_vllm(vllm, Work(1, reference.config.vocab_size))  # what it makes at its first call
     wall: dict[str, list[float]] = {name: [] for name in contenders}
     cpu: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
@@ -143,8 +183,7 @@ def measure(folder: Path, concurrency: int, repeats: int) -> dict[str, float]:
     return {
         **{f"{name}_tokens_per_second": statistics.median(found) for name, found in wall.items()},
         **{f"{name}_tokens_per_cpu_second": rate for name, rate in median.items()},
-        "over_generate": median["engine"] / median["generate"],
-        "over_loop": median["engine"] / median["loop"],
+        **{f"over_{n}": median["engine"] / rate for n, rate in median.items() if n != "engine"},
     }
 
 
@@ -153,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--vllm", action="store_true", help="beside vLLM, which must be installed")
     parser.add_argument("--size", choices=sorted(SIZES), default="1m")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     options = parser.parse_args()
@@ -164,15 +204,16 @@ def main() -> None:
     results: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+        vllm = open_vllm(Path(folder)) if options.vllm else None
+        others = ("generate", "loop", *(("vllm",) if options.vllm else ()))
         for concurrency in options.concurrency:
-            found = measure(Path(folder), concurrency, options.repeats)
+            found = measure(Path(folder), concurrency, options.repeats, vllm)
             results[str(concurrency)] = found
-            print(
-                f"{concurrency:4d} requests: engine {found['engine_tokens_per_second']:.0f}, "
-                f"generate {found['generate_tokens_per_second']:.0f}, "
-                f"loop {found['loop_tokens_per_second']:.0f} tokens/s; "
-                f"{found['over_generate']:.2f}x generate, {found['over_loop']:.2f}x loop"
+            speeds = ", ".join(
+                f"{name} {found[f'{name}_tokens_per_second']:.0f}" for name in ("engine", *others)
             )
+            ratios = ", ".join(f"{found[f'over_{name}']:.2f}x {name}" for name in others)
+            print(f"{concurrency:4d} requests: {speeds} tokens/s; {ratios}")
     if options.json:
         print(json.dumps({"benchmark": "engine", "size": options.size, "results": results}))
 
