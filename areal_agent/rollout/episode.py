@@ -17,6 +17,7 @@ from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.checks import check_rows
 from areal_agent.rollout.clock import start_clock
 from areal_agent.rollout.context import WorkflowContext, set_context
+from areal_agent.rollout.live import LiveEpisode, enter_episode
 from areal_agent.rollout.recording import EpisodeEngine
 from areal_agent.rollout.results import as_trajectories
 from areal_agent.rollout.workflow import RolloutWorkflow
@@ -92,6 +93,7 @@ async def run_episode(
             episode_id=spec.id,
         )
     )
+    enter_episode(LiveEpisode(spec.id, spec.prompt_id, task=asyncio.current_task()))
     recorder = EpisodeEngine(engine, spec.id, spec.call_seed)
     clock = start_clock(timeout_seconds)
     try:

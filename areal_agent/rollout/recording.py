@@ -9,6 +9,7 @@ from typing import Self, cast
 
 from areal_agent.errors import InferenceError, WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
+from areal_agent.rollout.live import doing
 from areal_agent.types import Interaction, ModelRequest, ModelResponse, Scores, TokenSink
 
 
@@ -58,7 +59,8 @@ class EpisodeEngine:
             ),
             metadata={**request.metadata, "episode_id": self._episode_id, "turn": turn},
         )
-        response = await self._engine.agenerate(request, on_tokens=on_tokens)
+        with doing(f"model call {turn}"):
+            response = await self._engine.agenerate(request, on_tokens=on_tokens)
         if not self._closed:
             self._keep(request, response)
         return response
