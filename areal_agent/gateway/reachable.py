@@ -1,6 +1,7 @@
 """An app that clients of this process reach without a socket, and others at a URL."""
 
 import asyncio
+import importlib.util
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Any, Self, cast
@@ -10,7 +11,8 @@ from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
 from areal_agent.aio import task_group
-from areal_agent.gateway.transport import ASGIStreamTransport
+from areal_agent.errors import ConfigError
+from areal_agent.gateway.transport import streaming_client
 from areal_agent.net.serve import ServerHandle, base_url, bind, serve
 
 _INSIDE = "http://gateway.inside"
@@ -40,6 +42,7 @@ class Reachable:
         self._url = ""
         self._server: asyncio.Future[ServerHandle] | None = None
         self._http_client: httpx.AsyncClient | None = None
+        self._httpx2_client: Any = None
 
     @property
     def url(self) -> str:
@@ -64,6 +67,25 @@ class Reachable:
             raise RuntimeError("the gateway is not open: use it inside `async with gateway`")
         return self._http_client
 
+    @property
+    def httpx2_client(self) -> Any:
+        """Return the like for SDKs built on httpx2: an ``httpx2.AsyncClient``, made when asked for.
+
+        Raises:
+            ConfigError: httpx2 is not installed.
+            RuntimeError: the gateway is not entered.
+        """
+        if self._group is None:
+            raise RuntimeError("the gateway is not open: use it inside `async with gateway`")
+        if self._httpx2_client is None:
+            if importlib.util.find_spec("httpx2") is None:
+                raise ConfigError(
+                    "httpx2 is not installed, and nothing here needs it but SDKs that bring it "
+                    "along: name `http_client` instead, an httpx.AsyncClient"
+                )
+            self._httpx2_client = streaming_client(self.app, self._group, "httpx2")
+        return self._httpx2_client
+
     def client_with(self, key: str) -> AsyncOpenAI:
         """Return an OpenAI client of this process that has a key."""
         inside = cast("Any", self.http_client)  # openai 3 names httpx2 in its types, takes both
@@ -80,10 +102,10 @@ class Reachable:
         async with AsyncExitStack() as stack:
             self._group = group = await stack.enter_async_context(task_group())
             stack.push_async_callback(self._stop_listening)
-            transport = ASGIStreamTransport(self.app, group)
             self._http_client = await stack.enter_async_context(
-                httpx.AsyncClient(transport=transport, timeout=None, trust_env=False)
+                streaming_client(self.app, group, "httpx")
             )
+            stack.push_async_callback(self._close_httpx2)
             if self._port:
                 self._listen(group)
             self._stack = stack.pop_all()
@@ -101,6 +123,11 @@ class Reachable:
         server, self._server, self._url = self._server, None, ""
         if server is not None:
             (await server).stop()
+
+    async def _close_httpx2(self) -> None:
+        client, self._httpx2_client = self._httpx2_client, None
+        if client is not None:
+            await client.aclose()
 
     async def __aexit__(
         self,

@@ -1,13 +1,14 @@
 """Clients in this process reach an ASGI app without a socket, and answers stream.
 
-httpx has an ASGI transport of its own, but it holds a body back until it is whole.
+httpx has an ASGI transport of its own, but it holds a body back until it is whole. SDKs are built
+on httpx or on httpx2, which differ in their names only.
 """
 
 import asyncio
+import importlib
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
-import httpx
 from starlette.types import ASGIApp, Message
 
 from areal_agent.aio import Flag, collect
@@ -17,37 +18,58 @@ CANCELS = "areal_agent.cancels"
 not listen for it, in a task of its own, as over a socket."""
 
 
-class ASGIStreamTransport(httpx.AsyncBaseTransport):
+Library = Literal["httpx", "httpx2"]
+"""What a client is of."""
+
+
+def streaming_client(app: ASGIApp, group: asyncio.TaskGroup, library: Library) -> Any:
+    """Make an ``AsyncClient`` of `library` whose requests, whatever their host, go to `app`.
+
+    Each is answered in a task of `group`. The library is imported here.
+    """
+    module: Any = importlib.import_module(library)
+    stream = type("_Stream", (_Stream, module.AsyncByteStream), {"closed": module.StreamClosed})
+    transport = type("_Transport", (ASGIStreamTransport, module.AsyncBaseTransport), {})(
+        app, group, module=module, stream=stream
+    )
+    return module.AsyncClient(transport=transport, timeout=None, trust_env=False)
+
+
+class ASGIStreamTransport:
     """Sends requests to `app`, each in a task of `group`; closing a response ends its request."""
 
-    def __init__(self, app: ASGIApp, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, app: ASGIApp, group: asyncio.TaskGroup, *, module: Any, stream: "type[_Stream]"
+    ) -> None:
         self._app = app
         self._group = group
+        self._module = module
+        self._stream = stream
         self._open: set[_Exchange] = set()
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request: Any) -> Any:
         """Return once the head of the answer is there.
 
         Raises:
-            httpx.ReadTimeout: it took longer than the request's read timeout.
+            ReadTimeout: it took longer than the request's read timeout.
         """
         body = await request.aread()
         seconds = request.extensions.get("timeout", {}).get("read")
-        exchange = _Exchange(self._app, _scope(request), body, seconds)
+        exchange = _Exchange(self._app, _scope(request), body, seconds, self._module)
         exchange.start(self._group, self._open)
         try:
             status, headers = await exchange.head()
         except BaseException:
             await exchange.aclose()
             raise
-        return httpx.Response(status, headers=headers, stream=_Stream(exchange))
+        return self._module.Response(status, headers=headers, stream=self._stream(exchange))
 
     async def aclose(self) -> None:
         """End what clients have left open."""
         await collect(exchange.aclose() for exchange in list(self._open))
 
 
-def _scope(request: httpx.Request) -> dict[str, Any]:
+def _scope(request: Any) -> dict[str, Any]:
     return {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -73,9 +95,15 @@ class _Exchange:
     """
 
     def __init__(
-        self, app: ASGIApp, scope: dict[str, Any], body: bytes, read_seconds: float | None
+        self,
+        app: ASGIApp,
+        scope: dict[str, Any],
+        body: bytes,
+        read_seconds: float | None,
+        module: Any,
     ) -> None:
         self._app = app
+        self._module = module
         self._scope = scope
         self._body: bytes | None = body
         self._sent: list[Message | Exception | None] = []
@@ -111,25 +139,25 @@ class _Exchange:
         """Return status and headers.
 
         Raises:
-            httpx.RemoteProtocolError: the app ended or failed before it sent any.
-            httpx.ReadTimeout: it took too long.
+            RemoteProtocolError: the app ended or failed before it sent any.
+            ReadTimeout: it took too long.
         """
         message = await self._next()
         if not isinstance(message, dict) or message["type"] != "http.response.start":
-            raise httpx.RemoteProtocolError(f"the app sent no answer: {message!r}")
+            raise self._module.RemoteProtocolError(f"the app sent no answer: {message!r}")
         return message["status"], list(message.get("headers", []))
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yield the body as it is sent.
 
         Raises:
-            httpx.RemoteProtocolError: the app failed midway.
-            httpx.ReadTimeout: a part took too long.
+            RemoteProtocolError: the app failed midway.
+            ReadTimeout: a part took too long.
         """
         while True:
             message = await self._next()
             if not isinstance(message, dict):
-                raise httpx.RemoteProtocolError(f"the app broke off: {message!r}")
+                raise self._module.RemoteProtocolError(f"the app broke off: {message!r}")
             if message["type"] == "http.response.body":
                 self._is_whole = not message.get("more_body", False)
                 if message.get("body"):
@@ -144,7 +172,8 @@ class _Exchange:
                 async with asyncio.timeout(self._read_seconds):
                     await self._arrived.wait()
             except TimeoutError as error:
-                raise httpx.ReadTimeout(f"no answer in {self._read_seconds} s") from error
+                text = f"no answer in {self._read_seconds} s"
+                raise self._module.ReadTimeout(text) from error
         self._taken.set()
         return self._sent.pop(0)
 
@@ -182,19 +211,22 @@ class _Exchange:
             await self._taken.wait()
 
 
-class _Stream(httpx.AsyncByteStream):
-    """The body of an answer.
+class _Stream:
+    """The body of an answer; made one of the library's own streams by `streaming_client`.
 
     httpx leaves answers in cycles; one that was closed keeps no request alive until these are
     collected.
     """
+
+    closed: type[Exception]
+    """What reading it raises afterwards."""
 
     def __init__(self, exchange: _Exchange) -> None:
         self._exchange: _Exchange | None = exchange
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._exchange is None:
-            raise httpx.StreamClosed
+            raise self.closed
         return self._exchange.chunks()
 
     async def aclose(self) -> None:

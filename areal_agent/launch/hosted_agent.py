@@ -13,7 +13,7 @@ from areal_agent.registry import bind, construct, is_function_of_data, resolve, 
 EXTRAS = ("base_url", "api_key", "client")
 """What `run` may name besides the data."""
 
-_INLINE_ONLY = ("http_client", "engine")
+_INLINE_ONLY = ("http_client", "httpx2_client", "engine")
 
 _TEXT = (str, bytes, bytearray, memoryview)
 

@@ -1,7 +1,7 @@
 """Agents that speak to an OpenAI-compatible API, run as workflows."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Set
 from typing import Any, Protocol
 
 from areal_agent.errors import ConfigError
@@ -21,9 +21,9 @@ class Agent(Protocol):
     """What a user's agent is: anything with an async `run`.
 
     `run` gets the dataset row and, by name, those of ``client`` (an `openai.AsyncOpenAI`),
-    ``base_url``, ``api_key``, ``http_client`` and ``engine`` that it asks for. It returns the
-    episode's reward, a reward for each interaction (by id, or as a list in order), or None when
-    rewards were set over HTTP.
+    ``base_url``, ``api_key``, ``http_client``, ``httpx2_client`` and ``engine`` that it asks for.
+    It returns the episode's reward, a reward for each interaction (by id, or as a list in order),
+    or None when rewards were set over HTTP.
     """
 
     run: Callable[..., Any]
@@ -94,13 +94,19 @@ class AgentWorkflow(RolloutWorkflow):
             "base_url": lambda: self._gateway.base_url(session),
             "api_key": lambda: session.key,
             "http_client": lambda: self._gateway.http_client,
+            "httpx2_client": lambda: self._gateway.httpx2_client,
             "engine": lambda: engine,
         }
-        return {
-            name: make()
-            for name, make in offered.items()
-            if self._wants is None or name in self._wants
-        }
+        return asked_for(offered, self._wants)
+
+
+def asked_for(offered: Mapping[str, Callable[[], Any]], named: Set[str] | None) -> dict[str, Any]:
+    """Make those of `offered` that a signature names; with None, which takes anything, the usual.
+
+    What only some installations have must be named.
+    """
+    wants = offered.keys() - {"httpx2_client"} if named is None else named
+    return {name: make() for name, make in offered.items() if name in wants}
 
 
 def is_agent(thing: object) -> bool:

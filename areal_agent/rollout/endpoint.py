@@ -9,7 +9,7 @@ from areal_agent.gateway.endpoint_gateway import EndpointGateway
 from areal_agent.gateway.endpoint_session import EndpointSession
 from areal_agent.gateway.rewards import as_reward
 from areal_agent.inference.base import InferenceEngine
-from areal_agent.rollout.adapters import Agent
+from areal_agent.rollout.adapters import Agent, asked_for
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import Score
 
@@ -60,12 +60,9 @@ class EndpointWorkflow(RolloutWorkflow):
             "base_url": lambda: gateway.base_url(session),
             "api_key": lambda: session.key,
             "http_client": lambda: gateway.http_client,
+            "httpx2_client": lambda: gateway.httpx2_client,
         }
-        return {
-            name: make()
-            for name, make in offered.items()
-            if self._wants is None or name in self._wants
-        }
+        return asked_for(offered, self._wants)
 
 
 def _reward(value: object, session: EndpointSession) -> float:

@@ -2,11 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -47,6 +47,9 @@ class Stage:
     gateway: Gateway
     engine: FakeEngine
     says: list[Any] = field(default_factory=list)
+    inside: ClassVar[bool] = True
+    """Clients need no socket."""
+    closed_at_the_end: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     @asynccontextmanager
     async def session(self, *, trained: bool = True, **gconfig: Any) -> AsyncGenerator[Session]:
@@ -79,7 +82,12 @@ async def stage(
 
     engine = FakeEngine(script)
     async with Gateway(chat, model="policy", **kwargs) as gateway:
-        yield Stage(chat, gateway, engine, queue)
+        playing = Stage(chat, gateway, engine, queue)
+        try:
+            yield playing
+        finally:
+            for close in playing.closed_at_the_end:
+                await close()
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ from areal_agent.gateway.conversation import Turn
 from areal_agent.gateway.session import Session
 
 LONG = {"max_new_tokens": 300, "max_tokens": 4000}
+pytestmark = pytest.mark.usefixtures("each_way")
 SAID = '<tool_call>{"name": "f", "arguments": {"x": %s}}</tool_call>'
 CALLS = SAID % 1 + SAID % "null"
 TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]
@@ -31,7 +32,7 @@ BLOCK = ["content_block_start", "content_block_delta", "content_block_stop"]
 async def reached(
     playing: Stage, session: Session, *, way: str = "key", retries: int = 0
 ) -> AsyncGenerator[AsyncAnthropic]:
-    """A client of a session over a socket, as users make one."""
+    """A client of a session, over a socket as users make one, or without."""
     gateway = playing.gateway
     options: dict[str, Any] = {
         "key": {"api_key": session.key, "base_url": gateway.url},
@@ -39,6 +40,10 @@ async def reached(
         "token": {"auth_token": session.key, "base_url": gateway.url},
         "path": {"api_key": "none", "base_url": gateway.base_url(session)},
     }[way]
+    if playing.inside:
+        options |= {"http_client": gateway.httpx2_client}
+        if way != "path":  # a host that does not exist: nothing but the gateway can answer
+            options["base_url"] = "http://inside/v1" if way == "v1" else "http://inside"
     async with asyncio.timeout(20), AsyncAnthropic(max_retries=retries, **options) as client:
         yield client
 

@@ -8,7 +8,7 @@ import pytest
 from gateway_support import GCONFIG, Stage, stage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
-from openai import BadRequestError
+from openai import AsyncOpenAI, BadRequestError
 from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
@@ -75,16 +75,29 @@ class Point(BaseModel):
 Case = Callable[[Stage, Session], Awaitable[Any]]
 
 
+def openai_client(playing: Stage, session: Session) -> AsyncOpenAI:
+    """What frameworks are handed: a client of this process, or one that knows a URL."""
+    if playing.inside:
+        return playing.gateway.client(session)
+    client = AsyncOpenAI(base_url=playing.gateway.base_url(session), api_key=session.key)
+    playing.closed_at_the_end.append(client.close)
+    return client
+
+
 def pydantic_ai(
     playing: Stage, session: Session, model: Any = OpenAIChatModel, **kwargs: Any
 ) -> Any:
-    provider = OpenAIProvider(openai_client=playing.gateway.client(session))
+    provider = OpenAIProvider(openai_client=openai_client(playing, session))
     return Agent(model("policy", provider=provider), **kwargs)
 
 
 def langchain(playing: Stage, session: Session, **kwargs: Any) -> ChatOpenAI:
-    url = playing.gateway.base_url(session)
-    return ChatOpenAI(model="policy", base_url=url, api_key=session.key, **kwargs)
+    gateway = playing.gateway
+    if playing.inside:  # a host that does not exist: nothing but the gateway can answer
+        kwargs |= {"base_url": "http://inside/v1", "http_async_client": gateway.http_client}
+    else:
+        kwargs |= {"base_url": gateway.base_url(session)}
+    return ChatOpenAI(model="policy", api_key=session.key, **kwargs)
 
 
 def double(x: int) -> int:
@@ -129,7 +142,7 @@ async def stream_openai_agents(playing: Stage, session: Session, chat: bool = Fa
     agents = pytest.importorskip("agents")
     agents.set_tracing_disabled(True)
     kind = agents.OpenAIChatCompletionsModel if chat else agents.OpenAIResponsesModel
-    model = kind(model="policy", openai_client=playing.gateway.client(session))
+    model = kind(model="policy", openai_client=openai_client(playing, session))
     agent = agents.Agent(name="a", model=model, tools=[agents.function_tool(double)])
     result = agents.Runner.run_streamed(agent, "q")
     assert [event async for event in result.stream_events()]
@@ -140,6 +153,7 @@ async def stream_openai_agents_chat(playing: Stage, session: Session) -> str:
     return await stream_openai_agents(playing, session, chat=True)
 
 
+@pytest.mark.usefixtures("each_way")
 @pytest.mark.parametrize(
     "case",
     [
