@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from areal_agent.config.base import ConfigModel
+from areal_agent.config.rollout_limits import LimitsConfig
 
 WeightUpdateMode = Literal["keep", "recompute", "abort"]
 
@@ -77,14 +78,14 @@ class RolloutConfig(ConfigModel):
     request_timeout_seconds: float = Field(default=600.0, gt=0)
     """Total deadline of one model call, retries included."""
 
-    episode_timeout_seconds: float = Field(default=600.0, gt=0)
-    """An episode that takes longer ends with the outcome `timeout`."""
-
     max_consecutive_failures: int = Field(default=64, ge=1)
     """So many episodes failing in a row end the run, naming the commonest cause."""
 
     max_empty_rounds: int = Field(default=8, ge=1)
     """So many batches' worth of groups in a row without a usable one end the run."""
+
+    limits: LimitsConfig = LimitsConfig()
+    """What one episode may use."""
 
     server: ServerConfig = ServerConfig()
     """The embedded inference server."""

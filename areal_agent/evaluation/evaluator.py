@@ -78,7 +78,7 @@ class Evaluator:
             engine,
             rows,
             max_concurrent_rollouts=config.evaluator.max_concurrent_rollouts,
-            episode_timeout_seconds=config.rollout.episode_timeout_seconds,
+            episode_timeout_seconds=config.rollout.limits.seconds,
             seed=config.seed,
         )
 

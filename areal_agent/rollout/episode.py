@@ -151,7 +151,7 @@ def _ending(
 def _ending_of(error: BaseException, expired: bool, timeout_seconds: float) -> _Ending:
     cause = first_error(error)
     if isinstance(cause, TimeoutError) and expired:
-        message = f"the episode took longer than {timeout_seconds:g} s (episode_timeout_seconds)"
+        message = f"the episode took longer than {timeout_seconds:g} s (rollout.limits.seconds)"
         failure = replace(describe(error, "timeout"), type="TimeoutError", message=message)
         return _Ending("timeout", failure=failure)
     if isinstance(cause, SessionTimeout):

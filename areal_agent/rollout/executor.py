@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
 from types import TracebackType
@@ -19,12 +19,15 @@ from areal_agent.config.inference import RolloutConfig
 from areal_agent.errors import RolloutError
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.batch import GroupBatch, Prompt, RolloutStats
-from areal_agent.rollout.buffer import Budget, Finished, GroupBuffer, PromptItem
+from areal_agent.rollout.budget import Budget
+from areal_agent.rollout.buffer import Finished, GroupBuffer, PromptItem
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, describe
 from areal_agent.rollout.gate import Gate
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow, GroupRun
+from areal_agent.rollout.tally import Tally
+from areal_agent.rollout.waits import waits_for
 from areal_agent.trajectory import TrajectoryGroup
-from areal_agent.types import Episode, Failure
+from areal_agent.types import Episode
 
 logger = logging.getLogger(__name__)
 
@@ -81,9 +84,7 @@ class RolloutExecutor:
         self._held: PromptItem | None = None
         self._more = asyncio.Event()
         self._error: RolloutError | None = None
-        self._counts: Counter[str] = Counter()
-        self._outcomes: Counter[str] = Counter()
-        self._failures: Counter[str] = Counter()
+        self._tally = Tally()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._entered = False
@@ -141,8 +142,10 @@ class RolloutExecutor:
     def _last(self, size: int) -> GroupBatch | None:
         if len(self._buffer):
             return self._take(size)
-        if self._counts["dropped"] and not self._counts["consumed"]:
-            head = f"the data ended and none of its {self._counts['dropped']} groups was usable"
+        if self._tally.groups["dropped"] and not self._tally.groups["consumed"]:
+            head = (
+                f"the data ended and none of its {self._tally.groups['dropped']} groups was usable"
+            )
             raise self._budget.error(head)
         return None
 
@@ -178,33 +181,20 @@ class RolloutExecutor:
             running=gate.running_groups,
             running_episodes=gate.running_episodes,
             buffered=len(self._buffer),
-            accepted=self._counts["accepted"],
-            consumed=self._counts["consumed"],
-            swept=self._counts["swept"],
-            dropped=self._counts["dropped"],
-            episodes=self._counts["episodes"],
-            output_tokens=self._counts["output_tokens"],
-            outcomes=dict(self._outcomes),
-            waiting_for=self._waiting_for(),
+            accepted=self._tally.groups["accepted"],
+            consumed=self._tally.groups["consumed"],
+            swept=self._tally.groups["swept"],
+            dropped=self._tally.groups["dropped"],
+            episodes=self._tally.episodes,
+            output_tokens=self._tally.output_tokens,
+            outcomes=dict(self._tally.outcomes),
+            waiting_for=waits_for(
+                gate,
+                self._grouped.workflow,
+                missing=self._config.consumer_batch_size - len(self._buffer),
+                has_prompts=not self._ended,
+            ),
         )
-
-    def _waiting_for(self) -> str:
-        gate, size = self._gate, self._config.consumer_batch_size
-        if len(self._buffer) >= size:
-            return "trainer: a batch is ready"
-        missing = size - len(self._buffer)
-        if gate.running_groups:
-            return self._grouped.workflow.waits_for() or (
-                f"{gate.running_episodes} episodes of {gate.running_groups} groups; "
-                f"{missing} groups to go"
-            )
-        if self._ended:
-            return "nothing: the data has ended"
-        if gate.paused:
-            return "resume: rollouts are paused"
-        if gate.groups_ahead <= 0:
-            return f"weights newer than version {gate.version}"
-        return "prompts"
 
     @property
     def _ended(self) -> bool:
@@ -283,35 +273,17 @@ class RolloutExecutor:
         self._gate.reject()
 
     def _count(self, run: EpisodeRun) -> None:
-        episode = run.episode
-        self._counts["episodes"] += 1
-        self._counts["output_tokens"] += run.output_tokens
-        self._outcomes[episode.outcome] += 1
-        self._budget.episode(episode)
-        if episode.failure is not None:
-            self._tell(episode, episode.failure)
+        self._tally.ended(run)
+        self._budget.episode(run.episode)
         if self._on_episode is not None:
-            self._on_episode(episode)
+            self._on_episode(run.episode)
         self._judge()
-
-    def _tell(self, episode: Episode, failure: Failure) -> None:
-        """Warn of the first failure of each kind; all are counted and recorded."""
-        kind = f"{episode.outcome} {failure.type}"
-        self._failures[kind] += 1
-        logger.log(
-            logging.WARNING if self._failures[kind] == 1 else logging.DEBUG,
-            "episode %s ended as %s: %s: %s (more of this kind are counted, not told)",
-            episode.id,
-            episode.outcome,
-            failure.type,
-            failure.message,
-        )
 
     def _finish(self, item: PromptItem, run: GroupRun) -> None:
         group = run.group
         if group is not None and self._accepts(group):
             self._gate.accept()
-            self._counts["accepted"] += 1
+            self._tally.groups["accepted"] += 1
             self._budget.usable()
             finished = Finished(item, run, group, time.time())
             if finished.age(self._gate.version) > self._config.max_head_offpolicyness:
@@ -320,7 +292,7 @@ class RolloutExecutor:
                 self._buffer.put(finished)
         else:
             self._gate.reject()
-            self._counts["dropped"] += 1
+            self._tally.groups["dropped"] += 1
             if group is None:
                 self._budget.empty()
             self._judge()
@@ -358,14 +330,14 @@ class RolloutExecutor:
             old.age(self._gate.version),
         )
         self._gate.sweep()
-        self._counts["accepted"] -= 1
-        self._counts["swept"] += 1
+        self._tally.groups["accepted"] -= 1
+        self._tally.groups["swept"] += 1
         self._again.append(replace(old.item, attempt=old.item.attempt + 1))
         self._more.set()
 
     def _take(self, n: int) -> GroupBatch:
         taken = self._buffer.take(n)
-        self._counts["consumed"] += len(taken)
+        self._tally.groups["consumed"] += len(taken)
         version = self._gate.version
         return GroupBatch(
             groups=[finished.group for finished in taken],

@@ -208,7 +208,7 @@ class Run:
             GroupedRolloutWorkflow(
                 workflow,
                 self.config.gconfig.n_samples,
-                timeout_seconds=self.config.rollout.episode_timeout_seconds,
+                timeout_seconds=self.config.rollout.limits.seconds,
                 vocab_size=self.parts.vocab_size,
             ),
             self._prompts(),

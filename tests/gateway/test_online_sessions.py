@@ -238,7 +238,7 @@ async def test_time_on_offer_is_none_of_the_episode() -> None:
         check_error(await there.ask(session), 410, "session_sealed")
     assert run.episode.outcome == "timeout"
     assert run.episode.failure is not None
-    assert "episode_timeout_seconds" in run.episode.failure.message
+    assert "rollout.limits.seconds" in run.episode.failure.message
     assert 0.9 < run.episode.seconds < seconds - 1.1
 
 

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from areal_agent.config.inference import RolloutConfig
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.executor import RolloutExecutor
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
@@ -42,7 +43,7 @@ def settings(**changes):
         "max_concurrent_rollouts": 64,
         "consumer_batch_size": 4,
         "max_head_offpolicyness": 0,
-        "episode_timeout_seconds": 30.0,
+        "limits": LimitsConfig(seconds=30.0),
         **changes,
     }
     return RolloutConfig(**values)
@@ -55,7 +56,7 @@ async def executor(workflow=None, sampler=None, *, engine=None, group_size=2, se
     async with RolloutExecutor(
         engine or FakeEngine(),
         GroupedRolloutWorkflow(
-            workflow or OneCall(), group_size, timeout_seconds=config.episode_timeout_seconds
+            workflow or OneCall(), group_size, timeout_seconds=config.limits.seconds
         ),
         prompts(1000) if sampler is None else sampler,
         config=config,

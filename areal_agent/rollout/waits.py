@@ -1,0 +1,29 @@
+"""What a run waits for while no batch is ready, in words."""
+
+from areal_agent.rollout.gate import Gate
+from areal_agent.rollout.workflow import RolloutWorkflow
+
+
+def waits_for(gate: Gate, workflow: RolloutWorkflow, *, missing: int, has_prompts: bool) -> str:
+    """Say it so that it goes on from "waiting for".
+
+    Args:
+        gate: what runs and what may start.
+        workflow: may know more about its episodes.
+        missing: groups that the next batch still needs; none left: the trainer is waited for.
+        has_prompts: there are prompts that have not been started.
+    """
+    if missing <= 0:
+        return "trainer: a batch is ready"
+    if gate.running_groups:
+        return workflow.waits_for() or (
+            f"{gate.running_episodes} episodes of {gate.running_groups} groups; "
+            f"{missing} groups to go"
+        )
+    if not has_prompts:
+        return "nothing: the data has ended"
+    if gate.paused:
+        return "resume: rollouts are paused"
+    if gate.groups_ahead <= 0:
+        return f"weights newer than version {gate.version}"
+    return "prompts"
