@@ -89,6 +89,12 @@ def _training(config: "ExperimentConfig") -> Iterator[Problem]:
             f"max_concurrent_rollouts = {rollout.max_concurrent_rollouts}: raise it to {samples} "
             "or more",
         )
+    if rollout.min_concurrent_rollouts > rollout.max_concurrent_rollouts:
+        yield (
+            ("rollout", "min_concurrent_rollouts"),
+            f"expected at most max_concurrent_rollouts = {rollout.max_concurrent_rollouts}, got "
+            f"{rollout.min_concurrent_rollouts}: lower it, or raise the other",
+        )
     rows = rollout.consumer_batch_size * samples
     if config.actor.ppo_n_minibatches > rows:
         yield (

@@ -69,6 +69,11 @@ class RolloutConfig(ConfigModel):
     max_concurrent_rollouts: int = Field(default=128, ge=1)
     """Most episodes in flight."""
 
+    min_concurrent_rollouts: int = Field(default=1, ge=1)
+    """When requests queue up at the servers, fewer episodes are in flight than
+    max_concurrent_rollouts, but never fewer than this, nor than a group. The same number for both
+    has the queues ignored."""
+
     consumer_batch_size: int = Field(default=16, ge=1)
     """Prompts (groups) in a training batch."""
 

@@ -2,11 +2,29 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, Self
 
 from areal_agent.types import ModelRequest, ModelResponse, Scores, TokenSink
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """What the servers have to do, taken together."""
+
+    running: int
+    """Requests that are being decoded."""
+    waiting: int
+    """Requests that wait for a slot."""
+    slots: int
+    """Requests that can be decoded together."""
+
+    @property
+    def backlog(self) -> int:
+        """Requests beyond the slots; negative while slots are free."""
+        return self.running + self.waiting - self.slots
 
 
 class InferenceEngine(Protocol):

@@ -17,6 +17,7 @@ from areal_agent.errors import (
     ServerError,
     WeightUpdateError,
 )
+from areal_agent.inference.base import ServerLoad
 from areal_agent.inference.openai import error_text
 from areal_agent.inference.pool import Replica, ReplicaPool
 from areal_agent.net.internal import Answer, InternalClient
@@ -91,6 +92,25 @@ class ControlPlane:
         up = self._pool.up
         counts = await collect(one(replica) for replica in up)
         return {replica.url: found for replica, found in zip(up, counts, strict=True)}
+
+    async def load(self) -> ServerLoad | None:
+        """Return what the replicas that answer have to do; None when none does."""
+
+        async def one(replica: Replica) -> dict[str, Any]:
+            try:
+                return await self._call(replica, "GET", "/control/stats?spans=0")
+            except InferenceError as error:
+                logger.debug("no load from %s: %s", replica.url, error)
+                return {}
+
+        found = [counts for counts in await collect(map(one, self._pool.up)) if "slots" in counts]
+        if not found:
+            return None
+        return ServerLoad(
+            running=sum(int(counts["running"]) for counts in found),
+            waiting=sum(int(counts["waiting"]) for counts in found),
+            slots=sum(int(counts["slots"]) for counts in found),
+        )
 
     async def update_weights(
         self,

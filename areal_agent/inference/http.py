@@ -16,6 +16,7 @@ import orjson
 from areal_agent.aio import collect, run_shielded
 from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import InferenceError, RequestError, ServerError, WeightUpdateError
+from areal_agent.inference.base import ServerLoad
 from areal_agent.inference.calls import Caller, backoff_seconds
 from areal_agent.inference.control import ControlPlane
 from areal_agent.inference.openai import (
@@ -259,6 +260,10 @@ class HttpInferenceEngine:
     async def stats(self) -> dict[str, dict[str, Any]]:
         """Return each replica's counts, by URL."""
         return await self._control.stats()
+
+    async def load(self) -> ServerLoad | None:
+        """Return what the replicas have to do together; None when none of them answers."""
+        return await self._control.load()
 
     async def health(self) -> dict[str, str]:
         """Ask every replica, and return what is wrong, by URL; empty when all are well.

@@ -34,6 +34,8 @@ class RolloutStats:
     version: int
     running: int
     running_episodes: int
+    limit: int
+    """Most episodes in flight now."""
     buffered: int
     accepted: int
     """Finished and usable since the start; swept ones are given back."""

@@ -169,6 +169,10 @@ class RolloutExecutor:
         if self._error is None:
             self._gate.resume()
 
+    def limit(self, episodes: int) -> None:
+        """Have at most so many episodes in flight from now on; see `Gate.limit`."""
+        self._gate.limit = episodes
+
     def active_spans(self) -> list[tuple[float, float]]:
         """When episodes were in flight, as pairs of ``time.time()``."""
         return self._gate.active_spans()
@@ -180,6 +184,7 @@ class RolloutExecutor:
             version=gate.version,
             running=gate.running_groups,
             running_episodes=gate.running_episodes,
+            limit=gate.limit,
             buffered=len(self._buffer),
             accepted=self._tally.groups["accepted"],
             consumed=self._tally.groups["consumed"],

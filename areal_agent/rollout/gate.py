@@ -40,6 +40,7 @@ class Gate:
                 f"{group_size} episodes (gconfig.n_samples): raise the first or lower the second"
             )
         self._max_concurrent = max_concurrent
+        self._limit = max_concurrent
         self._batch_size = batch_size
         self._eta = max_offpolicyness
         self._group_size = group_size
@@ -74,9 +75,35 @@ class Gate:
         )
 
     @property
+    def limit(self) -> int:
+        """Most episodes in flight now."""
+        return self._limit
+
+    @limit.setter
+    def limit(self, episodes: int) -> None:
+        """Change it; nothing that runs is cancelled.
+
+        Raises:
+            ValueError: a group would never fit, or it is above what the gate was made for.
+        """
+        if not self._group_size <= episodes <= self._max_concurrent:
+            raise ValueError(
+                f"expected a limit from {self._group_size} to {self._max_concurrent} episodes, "
+                f"got {episodes}"
+            )
+        self._limit = episodes
+        self._changed.set()
+
+    @property
+    def held_by_limit(self) -> bool:
+        """Whether a lowered limit alone keeps a group from starting."""
+        places = self._max_concurrent - self.running_episodes
+        return self.episode_places < self._group_size <= places and self.groups_ahead > 0
+
+    @property
     def episode_places(self) -> int:
-        """How many more episodes may be in flight."""
-        return self._max_concurrent - self.running_episodes
+        """How many more episodes may be in flight; negative when the limit was lowered below."""
+        return self._limit - self.running_episodes
 
     @property
     def capacity(self) -> int:

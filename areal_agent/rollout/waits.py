@@ -16,9 +16,10 @@ def waits_for(gate: Gate, workflow: RolloutWorkflow, *, missing: int, has_prompt
     if missing <= 0:
         return "trainer: a batch is ready"
     if gate.running_groups:
+        held = f"; at most {gate.limit} episodes while the servers have a queue"
         return workflow.waits_for() or (
             f"{gate.running_episodes} episodes of {gate.running_groups} groups; "
-            f"{missing} groups to go"
+            f"{missing} groups to go{held if gate.held_by_limit else ''}"
         )
     if not has_prompts:
         return "nothing: the data has ended"

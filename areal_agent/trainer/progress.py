@@ -76,6 +76,8 @@ class Progress:
         Called once for each ended step, in order.
         """
         busy, tokens = await self._poll_servers()
+        executor = self._run.executor
+        limit = {} if executor is None else {"rollout/concurrency": executor.stats().limit}
         active = self._active_seconds()
         trained = ended.metrics.get("update/tokens", 0.0)
         progress = StepProgress(
@@ -93,6 +95,9 @@ class Progress:
             "timeperf/trainer_busy": ended.trainer_busy,
             "throughput/server_tokens_per_second": progress.server_tokens_per_second,
             "throughput/trainer_tokens_per_second": progress.trainer_tokens_per_second,
+            "servers/running": self._sum("running"),
+            "servers/waiting": self._sum("waiting"),
+            **limit,
         }
 
     def summary(
@@ -150,6 +155,10 @@ class Progress:
         active = self._active_spans()
         seconds = covered(active)
         return covered(intersection(active, self._server_spans)) / seconds if seconds else 0.0
+
+    def _sum(self, count: str) -> float:
+        """A count over all servers, as of the last poll."""
+        return sum(float(one[count]) for one in self._counts.values())
 
     async def _poll_servers(self) -> tuple[float, float]:
         """Seconds that the servers were busy, and tokens they sampled, since the last call."""

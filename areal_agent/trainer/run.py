@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+from areal_agent.aio import task_group
 from areal_agent.algorithms.base import Algorithm
 from areal_agent.backends.base import LossSpec
 from areal_agent.backends.process import ProcessBackend
@@ -15,6 +16,7 @@ from areal_agent.errors import ConfigError
 from areal_agent.evaluation.evaluator import Evaluator
 from areal_agent.inference.http import HttpInferenceEngine
 from areal_agent.rollout.audit import CaptureAudit
+from areal_agent.rollout.concurrency import LoadLimit, follow_load
 from areal_agent.rollout.executor import Prompt, RolloutExecutor
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
@@ -218,7 +220,27 @@ class Run:
         )
         self.first_rollout_at = time.time()
         self.executor = await self._stack.enter_async_context(executor)
+        await self._follow_load(executor)
         return executor
+
+    async def _follow_load(self, executor: RolloutExecutor) -> None:
+        """Have fewer episodes in flight while the servers have a queue, until the run is closed."""
+        rollout = self.config.rollout
+        law = LoadLimit(
+            floor=rollout.min_concurrent_rollouts,
+            ceiling=rollout.max_concurrent_rollouts,
+            group_size=self.config.gconfig.n_samples,
+        )
+        if law.floor == law.ceiling:
+            return
+        group = await self._stack.enter_async_context(task_group())
+        following = follow_load(
+            law,
+            ask=self.engine.load,
+            in_flight=lambda: executor.stats().running_episodes,
+            apply=executor.limit,
+        )
+        self._stack.callback(group.create_task(following, name="follow the load").cancel)
 
     def _prompts(self) -> "PromptSource":
         return PromptSource(self.parts, epochs=self.config.total_train_epochs)

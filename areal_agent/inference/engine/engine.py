@@ -78,6 +78,7 @@ class Engine:
             **core.meters.snapshot(),
             "running": len(core.scheduler.running),
             "waiting": len(core.scheduler.waiting),
+            "slots": core.scheduler.max_running,
             "version": core.version,
             "paused": core.paused,
         }

@@ -65,7 +65,8 @@ class Scheduler:
 
     def __init__(self, slots: Slots, max_running: int) -> None:
         self._model = slots
-        self._max_running = max_running
+        self.max_running = max_running
+        """Requests that decode together."""
         self._clock = itertools.count()
         self.epoch = 0
         """Count of weight updates: prefixes of an earlier epoch are never reused."""
@@ -77,7 +78,7 @@ class Scheduler:
 
     def admit(self) -> Wave | None:
         """Give slots to as many waiting requests as fit; None when there are none."""
-        room = min(self._max_running - len(self.running), len(self.waiting))
+        room = min(self.max_running - len(self.running), len(self.waiting))
         if room <= 0:
             return None
         wave = Wave(first_slot=len(self.running))
@@ -221,7 +222,7 @@ class Scheduler:
         base = len(self.running)
         if None in self._idle:
             free = self._idle.index(None)
-        elif base + len(self._idle) < self._max_running:
+        elif base + len(self._idle) < self.max_running:
             free = len(self._idle)
             self._idle.append(None)
         else:

@@ -18,6 +18,7 @@ _COUNTERS = {
 _GAUGES = {
     "running": "Requests that are being decoded.",
     "waiting": "Requests that wait for a slot.",
+    "slots": "Requests that can be decoded together.",
     "version": "Version of the weights.",
 }
 _PREFIX = "areal_agent_engine_"

@@ -345,3 +345,19 @@ async def test_truncated_replies_are_kept_and_marked():
         assert running.stats().outcomes["truncated"] == 8
     assert all(rows[0].truncated for group in batch.groups for rows in group.episodes)
     gc.collect()
+
+
+async def test_a_lowered_limit_holds_groups_back_and_says_so():
+    engine = FakeEngine()
+    engine.hold()
+    async with asyncio.timeout(10), executor(engine=engine, max_concurrent_rollouts=8) as running:
+        running.limit(4)
+        await settle()
+        assert (engine.running, running.stats().limit) == (4, 4)
+        assert running.stats().waiting_for == (
+            "4 episodes of 2 groups; 4 groups to go; at most 4 episodes while the servers have a "
+            "queue"
+        )
+        running.limit(8)
+        await settle()
+        assert engine.running == 8

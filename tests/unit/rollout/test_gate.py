@@ -137,3 +137,31 @@ async def test_times_with_episodes_in_flight_are_kept() -> None:
     await gate.admit()
     now[0] = 9.0
     assert gate.active_spans() == [(0.0, 5.0), (7.0, 9.0)]
+
+
+async def test_a_lowered_limit_cancels_nothing_and_holds_the_next():
+    made = gate(concurrent=8, group=2)
+    for _ in range(4):
+        await made.admit()
+    assert not made.held_by_limit  # the ceiling itself is reached
+    made.limit = 4
+    assert (made.running_episodes, made.episode_places, made.capacity) == (8, -4, -2)
+    for _ in range(5):
+        made.episode_done()
+    assert made.held_by_limit
+    assert made.capacity <= 0
+    async with asyncio.timeout(5), asyncio.TaskGroup() as group:
+        waiting = group.create_task(made.admit())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        made.limit = 6
+    assert made.running_episodes == 5
+
+
+@pytest.mark.parametrize("limit", [1, 9])
+def test_a_limit_that_holds_no_group_or_more_than_the_most_is_refused(limit):
+    made = gate(concurrent=8, group=2)
+    with pytest.raises(ValueError, match=rf"from 2 to 8 episodes, got {limit}"):
+        made.limit = limit
+    assert made.limit == 8

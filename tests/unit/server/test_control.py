@@ -179,6 +179,10 @@ async def test_counters_agree_with_what_was_sent(server: Served, new: Path) -> N
     assert (stats["generated_tokens"], stats["prompt_tokens"], stats["requests"]) == (14, 10, 2)
     assert stats["prefix_hit_tokens"] == 4
     assert stats["busy_spans"][-1][1] >= stats["busy_spans"][0][0]
+    brief = (await server.client.get("/control/stats?spans=0", headers=CONTROL)).json()
+    assert brief == {name: value for name, value in stats.items() if name != "busy_spans"}
+    assert (brief["running"], brief["waiting"]) == (0, 0)
+    assert brief["slots"] == 128
     page = (await server.client.get("/metrics")).text
     assert "areal_agent_engine_generated_tokens_total 14.0" in page
     assert "areal_agent_engine_version 2.0" in page
