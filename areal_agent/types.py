@@ -4,6 +4,7 @@ An episode asks an inference engine for tokens (`ModelRequest` to `ModelResponse
 `Interaction`s, and ends as an `Episode` with exactly one `Outcome`. Nothing here needs torch.
 """
 
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from areal_agent.config.generation import GenerationHyperparameters
 
 __all__ = [
     "TRAINABLE_OUTCOMES",
+    "Call",
     "Episode",
     "Failure",
     "GenerationHyperparameters",
@@ -24,6 +26,7 @@ __all__ = [
     "Score",
     "Scores",
     "StopReason",
+    "Tape",
 ]
 
 StopReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -154,6 +157,68 @@ class Failure:
     traceback: str = ""
 
 
+@dataclass(slots=True, eq=False)
+class Call:
+    """One thing that an episode asked of the world outside: of a model, or of a tool."""
+
+    kind: Literal["model", "tool"]
+    name: str
+    """The tool's; ``model`` for a model."""
+    began: int
+    """Place among the beginnings and ends of all calls of the episode."""
+    ended: int | None = None
+    """The same for its end; None while it goes on, and for ever if it was cancelled."""
+    started_seconds: float = 0.0
+    """Since the episode began."""
+    seconds: float = 0.0
+    request: ModelRequest | None = None
+    response: ModelResponse | None = None
+    args: bytes | None = None
+    """Of a tool: JSON of ``[args, kwargs]``; None when JSON cannot hold them."""
+    shown: str = ""
+    """Of a tool: the arguments, and what it returned, for people, where JSON cannot hold them."""
+    result: bytes | None = None
+    """Of a tool: JSON of what it returned; None when it failed, or JSON cannot hold that."""
+    error: Mapping[str, Any] | None = None
+    """What it failed with: ``type``, ``module``, ``message``, ``args``."""
+
+
+@dataclass(slots=True, eq=False)
+class Tape:
+    """Everything that came into an episode from outside, and what came out: enough to replay it."""
+
+    facts: Mapping[str, int]
+    """Run seed, epoch, index and sample, from which all seeds derive."""
+    data: Mapping[str, Any]
+    """The dataset row."""
+    started_at: float = field(default_factory=time.time)
+    started: float = field(default_factory=time.monotonic)
+    calls: list[Call] = field(default_factory=list["Call"])
+    """In the order in which they began."""
+    clock: list[float] = field(default_factory=list[float])
+    """What the episode was told of the time, in order."""
+    random_seed: int | None = None
+    """Seed of its random choices; None when it made none."""
+    rows: Sequence[Any] = ()
+    """The `Trajectory`s that it gave."""
+    _place: int = 0
+
+    def begin(self, kind: Literal["model", "tool"], name: str) -> Call:
+        """Note that a call begins."""
+        call = Call(kind, name, self._next(), started_seconds=time.monotonic() - self.started)
+        self.calls.append(call)
+        return call
+
+    def end(self, call: Call) -> None:
+        """Note that it has ended, well or not."""
+        call.ended = self._next()
+        call.seconds = time.monotonic() - self.started - call.started_seconds
+
+    def _next(self) -> int:
+        place, self._place = self._place, self._place + 1
+        return place
+
+
 @dataclass(frozen=True, slots=True)
 class Episode:
     """The record of one episode, whatever became of it."""
@@ -169,6 +234,8 @@ class Episode:
     """Oldest and newest weight version among the sampled tokens; None without any."""
     seconds: float = 0.0
     """Wall time from start to end."""
+    tape: Tape | None = field(default=None, repr=False, compare=False)
+    """What came into it from outside, in the order of things; None when that is not known."""
 
     def __post_init__(self) -> None:
         """A failure is explained, a success is not."""

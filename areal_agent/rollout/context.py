@@ -1,16 +1,23 @@
-"""What an episode may ask about itself while it runs: `get()`, `stat_scope()`, a shared client.
+"""What an episode may ask while it runs: facts about itself, a shared client, and its inputs.
 
-Each episode runs in a task of its own, so what is set here is seen by that episode only.
+`now()`, `random()` and `tool()` are recorded, so that the episode can be replayed. Each episode
+runs in a task of its own, so what is set here is seen by that episode only.
 """
 
-from collections.abc import Generator
+import random as _random
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import httpx
 
 from areal_agent.net.clients import HttpClients
+from areal_agent.registry import resolve
+from areal_agent.rollout.inputs import Inputs, run_tool
 from areal_agent.types import PromptId
 
 
@@ -26,8 +33,12 @@ class WorkflowContext:
     episode_id: str | None = None
 
 
+TOOL_SECONDS = 60.0
+"""How long a tool may take, where nobody says."""
+
 _OUTSIDE = WorkflowContext()
 _current: ContextVar[WorkflowContext] = ContextVar("areal_agent.context", default=_OUTSIDE)
+_inputs: ContextVar[Inputs | None] = ContextVar("areal_agent.inputs", default=None)
 _clients: ContextVar[HttpClients | None] = ContextVar("areal_agent.clients", default=None)
 
 
@@ -39,6 +50,57 @@ def get() -> WorkflowContext:
 def stat_scope() -> str:
     """Return the prefix of this episode's metrics: ``rollout`` or ``eval-rollout``."""
     return "eval-rollout" if _current.get().is_eval else "rollout"
+
+
+def now() -> float:
+    """Return the time in seconds since 1970, as `time.time` does. A replay returns the same."""
+    inputs = _inputs.get()
+    return time.time() if inputs is None else inputs.now()
+
+
+def random() -> _random.Random:
+    """Return the episode's source of random choices, always the same object.
+
+    Its seed derives from the run's seed, the prompt and the member of the group: it repeats from
+    run to run and differs within a group. Outside of an episode, it is a new one.
+    """
+    inputs = _inputs.get()
+    return _random.Random() if inputs is None else inputs.random()  # noqa: S311 - no secrets
+
+
+async def tool(function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call a tool: await an async function, or run a plain one in a thread, so that it may block.
+
+    Args:
+        function: the tool, or its name: ``module:function`` or ``file.py:function``.
+        *args: its arguments; with those in `kwargs`, they are recorded.
+        **kwargs: the same, by name.
+
+    Returns:
+        What it returns; of a replay, what it returned then. Only what JSON can hold is replayed.
+
+    Raises:
+        TimeoutError: it took longer than `TOOL_SECONDS`; `call_tool` takes another limit.
+        Exception: what it raises.
+    """
+    return await call_tool(function, args, kwargs)
+
+
+async def call_tool(
+    function: Callable[..., Any] | str,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    timeout_seconds: float | None = TOOL_SECONDS,
+) -> Any:
+    """Call a tool as `tool` does, with a limit of its own. None: only the episode's."""
+    if isinstance(function, str):
+        function = resolve(function, kind="tools", base=Path.cwd())
+    kwargs = {} if kwargs is None else kwargs
+    inputs = _inputs.get()
+    if inputs is None:
+        return await run_tool(function, args, kwargs, timeout_seconds=timeout_seconds)
+    return await inputs.tool(function, args, kwargs, timeout_seconds=timeout_seconds)
 
 
 async def get_httpx_client() -> httpx.AsyncClient:
@@ -61,6 +123,11 @@ async def get_httpx_client() -> httpx.AsyncClient:
 def set_context(context: WorkflowContext) -> None:
     """Set the context of the current task. Called once, where an episode starts."""
     _current.set(context)
+
+
+def set_inputs(inputs: Inputs) -> None:
+    """Let the current task, and those that it starts, ask `inputs`. Called as `set_context` is."""
+    _inputs.set(inputs)
 
 
 @contextmanager

@@ -16,13 +16,14 @@ from areal_agent.errors import InferenceError, RewardError, SessionTimeout, Traj
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.checks import check_rows
 from areal_agent.rollout.clock import start_clock
-from areal_agent.rollout.context import WorkflowContext, set_context
+from areal_agent.rollout.context import WorkflowContext, set_context, set_inputs
+from areal_agent.rollout.inputs import Inputs, TapedInputs
 from areal_agent.rollout.live import LiveEpisode, enter_episode
 from areal_agent.rollout.recording import EpisodeEngine
 from areal_agent.rollout.results import as_trajectories
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory
-from areal_agent.types import Episode, Failure, Interaction, Outcome, PromptId, Score
+from areal_agent.types import Episode, Failure, Interaction, Outcome, PromptId, Score, Tape
 
 _MAX_TRACEBACK_CHARS = 8_000
 _MAX_MESSAGE_CHARS = 2_000
@@ -42,6 +43,17 @@ class EpisodeSpec:
     sample: int = 0
     """Member of the group."""
     is_eval: bool = False
+
+    def tape(self, data: Mapping[str, Any]) -> Tape:
+        """Return a new tape of this episode."""
+        facts = {"seed": self.seed, "epoch": self.epoch, "index": self.index, "sample": self.sample}
+        return Tape(facts, data)
+
+    @property
+    def random_seed(self) -> int:
+        """Seed of the choices that the episode's own code makes."""
+        kind = "random of eval" if self.is_eval else "random of train"
+        return derive_seed(kind, self.seed, self.epoch, self.index, self.sample)
 
     def call_seed(self, turn: int, configured: int | None) -> int:
         """Return the sampling seed of one model call; `configured` stands in for the run's."""
@@ -83,8 +95,12 @@ async def run_episode(
     *,
     timeout_seconds: float,
     vocab_size: int | None = None,
+    inputs: Inputs | None = None,
 ) -> EpisodeRun:
-    """Run one episode on its own copy of `data`. Raises nothing but its own cancellation."""
+    """Run one episode on its own copy of `data`. Raises nothing but its own cancellation.
+
+    `inputs` stand in for the world, in a replay.
+    """
     set_context(
         WorkflowContext(
             is_eval=spec.is_eval,
@@ -94,7 +110,9 @@ async def run_episode(
         )
     )
     enter_episode(LiveEpisode(spec.id, spec.prompt_id, task=asyncio.current_task()))
-    recorder = EpisodeEngine(engine, spec.id, spec.call_seed)
+    tape = spec.tape(data)
+    set_inputs(TapedInputs(tape, spec.random_seed) if inputs is None else inputs)
+    recorder = EpisodeEngine(engine, spec.id, spec.call_seed, tape)
     clock = start_clock(timeout_seconds)
     try:
         async with clock.limit:
@@ -117,7 +135,8 @@ async def run_episode(
             raise
         ending = _ending_of(error, clock.limit.expired(), timeout_seconds)
     recorder.close()
-    return _record(spec, recorder, ending, clock.seconds)
+    tape.rows = ending.rows
+    return _record(spec, recorder, ending, clock.seconds, tape)
 
 
 def _is_ours() -> bool:
@@ -192,7 +211,7 @@ def describe(error: BaseException, place: str) -> Failure:
 
 
 def _record(
-    spec: EpisodeSpec, recorder: EpisodeEngine, ending: _Ending, seconds: float
+    spec: EpisodeSpec, recorder: EpisodeEngine, ending: _Ending, seconds: float, tape: Tape
 ) -> EpisodeRun:
     calls = recorder.interactions
     versions = [v for call in calls for v in call.response.output_versions]
@@ -208,6 +227,7 @@ def _record(
         failure=ending.failure,
         versions=(min(versions), max(versions)) if versions else None,
         seconds=seconds,
+        tape=tape,
     )
     return EpisodeRun(episode, rows, len(versions))
 

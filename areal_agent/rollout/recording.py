@@ -10,7 +10,8 @@ from typing import Self, cast
 from areal_agent.errors import InferenceError, WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.live import doing
-from areal_agent.types import Interaction, ModelRequest, ModelResponse, Scores, TokenSink
+from areal_agent.rollout.plain import error_facts
+from areal_agent.types import Interaction, ModelRequest, ModelResponse, Scores, Tape, TokenSink
 
 
 class EpisodeEngine:
@@ -25,7 +26,17 @@ class EpisodeEngine:
         engine: InferenceEngine,
         episode_id: str,
         call_seed: Callable[[int, int | None], int],
+        tape: Tape,
     ) -> None:
+        """Wrap the run's engine.
+
+        Args:
+            engine: samples the replies.
+            episode_id: of the episode.
+            call_seed: gives the seed of a call by its number.
+            tape: hears of each call.
+        """
+        self._tape = tape
         self._engine = engine
         self._episode_id = episode_id
         self._call_seed = call_seed
@@ -59,11 +70,19 @@ class EpisodeEngine:
             ),
             metadata={**request.metadata, "episode_id": self._episode_id, "turn": turn},
         )
-        with doing(f"model call {turn}"):
-            response = await self._engine.agenerate(request, on_tokens=on_tokens)
+        call = self._tape.begin("model", "model")
+        call.request = request
+        try:
+            with doing(f"model call {turn}"):
+                call.response = await self._engine.agenerate(request, on_tokens=on_tokens)
+        except Exception as error:
+            call.error = error_facts(error)
+            self._tape.end(call)
+            raise
+        self._tape.end(call)
         if not self._closed:
-            self._keep(request, response)
-        return response
+            self._keep(request, call.response)
+        return call.response
 
     def _keep(self, request: ModelRequest, response: ModelResponse) -> None:
         prompt = list(response.input_tokens)
