@@ -1,12 +1,16 @@
 """An agent with tools: Python functions that the model may call until it gives its answer."""
 
-import asyncio
-import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from areal_agent import GenerationHyperparameters, InferenceEngine, RolloutWorkflow, Trajectory
+from areal_agent import (
+    GenerationHyperparameters,
+    InferenceEngine,
+    RolloutWorkflow,
+    Trajectory,
+    workflow_context,
+)
 from areal_agent.aio import collect
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.messages import Message, row_messages
@@ -119,9 +123,7 @@ class ToolAgentWorkflow(RolloutWorkflow):
         if name not in self.tools:
             raise LookupError(f"there is no tool {name!r}, only {', '.join(self.tools)}")
         tool, kwargs = self.tools[name], json.loads(arguments)
-        async with asyncio.timeout(self.tool_timeout_seconds):
-            if inspect.iscoroutinefunction(tool):
-                result = await tool(**kwargs)
-            else:
-                result = await asyncio.to_thread(tool, **kwargs)
+        result = await workflow_context.call_tool(
+            tool, kwargs=kwargs, timeout_seconds=self.tool_timeout_seconds
+        )
         return result if isinstance(result, str) else json.dumps(result, default=str)

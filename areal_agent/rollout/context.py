@@ -65,7 +65,7 @@ def random() -> _random.Random:
     run to run and differs within a group. Outside of an episode, it is a new one.
     """
     inputs = _inputs.get()
-    return _random.Random() if inputs is None else inputs.random()  # noqa: S311 - no secrets
+    return _random.Random() if inputs is None else inputs.random()
 
 
 async def tool(function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an episode asks of the world besides a model: the time, chance, tools. All of it is taped."""
+"""What an episode asks of the world besides a model: time, chance, tools. All of it is taped."""
 
 import asyncio
 import contextvars
@@ -59,7 +59,7 @@ class TapedInputs:
         """See `Inputs.random`."""
         if self._random is None:
             self._tape.random_seed = self._random_seed
-            self._random = random.Random(self._random_seed)  # noqa: S311 - it is to repeat
+            self._random = random.Random(self._random_seed)
         return self._random
 
     async def tool(
