@@ -16,9 +16,6 @@ from torch import Tensor
 from areal_agent.errors import TrajectoryError
 from areal_agent.types import ModelResponse, PromptId
 
-LARGEST_REWARD = 3e38
-"""Rewards are float32 in a batch; anything larger would be infinite there."""
-
 NO_VERSION = -1
 """Version of a token that no engine sampled."""
 

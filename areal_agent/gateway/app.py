@@ -19,11 +19,11 @@ from areal_agent.gateway.dialect import AnyDialect
 from areal_agent.gateway.keys import sent_key
 from areal_agent.gateway.online import end_session, start_session
 from areal_agent.gateway.responses import RESPONSES
-from areal_agent.gateway.rewards import as_reward
 from areal_agent.gateway.session import Session, SessionSealed
 from areal_agent.gateway.sessions import Sessions
 from areal_agent.net.api_error import ApiError, error_response, json_response
 from areal_agent.net.body import Body
+from areal_agent.rewarding import as_reward
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from areal_agent.errors import RewardError
 from areal_agent.gateway.answer import ClientGone, until_gone
 from areal_agent.gateway.endpoint import Endpoint
 from areal_agent.gateway.endpoint_session import EndpointSession, EndpointSessions
-from areal_agent.gateway.rewards import as_reward
 from areal_agent.net.api_error import ApiError, error_response, json_response
 from areal_agent.net.body import Body
+from areal_agent.rewarding import as_reward
 
 _NOT_PASSED_BACK = frozenset(
     {b"connection", b"date", b"keep-alive", b"server", b"set-cookie", b"transfer-encoding"}

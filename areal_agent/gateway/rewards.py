@@ -6,36 +6,18 @@ those children that have one. In a dialogue without forks that is the usual disc
 the scale of one that was continued once.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from areal_agent.errors import RewardError
 from areal_agent.gateway.conversation import Turn
-from areal_agent.trajectory import LARGEST_REWARD
+from areal_agent.rewarding import as_reward
 from areal_agent.types import Interaction
 
 Style = Literal["concat", "individual"]
 
 _TEXT = (str, bytes, bytearray, memoryview)
-"""`float` would read these."""
-
-
-def as_reward(value: object) -> float:
-    """Return a reward as a float: any finite number, a bool, a numpy or torch scalar.
-
-    Raises:
-        RewardError: it is none.
-    """
-    scalar = getattr(value, "item", None)  # of numpy and torch
-    try:
-        plain: Any = scalar() if callable(scalar) else value
-        number = math.nan if plain is None or isinstance(plain, _TEXT) else float(plain)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        number = math.nan
-    if not abs(number) < LARGEST_REWARD:
-        raise RewardError(f"expected a finite number as reward, got {value!r:.80}")
-    return number
+"""Sequences that are no lists of rewards."""
 
 
 def assign(turns: Sequence[Turn], value: object) -> None:

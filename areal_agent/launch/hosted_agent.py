@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from areal_agent.errors import ConfigError, RewardError
+from areal_agent.errors import ConfigError
 from areal_agent.registry import bind, construct, is_function_of_data, resolve, resolve_args
+from areal_agent.rewarding import as_reward
 
 EXTRAS = ("base_url", "api_key", "client")
 """What `run` may name besides the data."""
@@ -126,13 +127,4 @@ def plain(value: object) -> Any:
 
 
 def _scalar(value: object) -> float | None:
-    if value is None:
-        return None
-    scalar = getattr(value, "item", None)  # of numpy and torch
-    try:
-        number: Any = scalar() if callable(scalar) else value
-        if not isinstance(number, _TEXT):
-            return float(number)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        pass
-    raise RewardError(f"expected a finite number as reward, got {value!r:.80}")
+    return None if value is None else as_reward(value)

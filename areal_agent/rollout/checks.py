@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from areal_agent.errors import TrajectoryError
-from areal_agent.trajectory import LARGEST_REWARD, Trajectory
+from areal_agent.rewarding import LARGEST_REWARD
+from areal_agent.trajectory import Trajectory
 
 
 def check_rows(

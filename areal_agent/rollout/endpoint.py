@@ -7,8 +7,8 @@ from typing import Any
 from areal_agent.errors import ConfigError, RewardError
 from areal_agent.gateway.endpoint_gateway import EndpointGateway
 from areal_agent.gateway.endpoint_session import EndpointSession
-from areal_agent.gateway.rewards import as_reward
 from areal_agent.inference.base import InferenceEngine
+from areal_agent.rewarding import as_reward
 from areal_agent.rollout.adapters import Agent, asked_for
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import Score

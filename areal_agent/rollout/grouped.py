@@ -8,6 +8,7 @@ from areal_agent.aio import collect
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout import context
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, run_episode
+from areal_agent.rollout.group_reward import judge_group
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory, TrajectoryGroup
 from areal_agent.types import TRAINABLE_OUTCOMES
@@ -77,7 +78,9 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         """Run the group of `spec`.
 
         `on_done` hears of each episode as soon as it ends: its run, or None when it was cancelled.
+        Where a group is judged together, it hears of all when that is done.
         """
+        judge = self.workflow.group_reward
 
         async def one(sample: int) -> EpisodeRun:
             run: EpisodeRun | None = None
@@ -92,10 +95,14 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
                 )
                 return run
             finally:
-                if on_done is not None:
+                if on_done is not None and (judge is None or run is None):
                     on_done(run)
 
         runs = await collect([one(sample) for sample in range(self.group_size)])
+        if judge is not None:
+            runs = await judge_group(judge, data, runs, seconds=self._timeout_seconds)
+            for run in runs if on_done is not None else ():
+                on_done(run)
         return GroupRun(spec.prompt_id, runs)
 
     async def arun_episode(

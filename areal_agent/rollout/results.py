@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from areal_agent.errors import TrajectoryError
+from areal_agent.errors import RewardError, TrajectoryError
+from areal_agent.rewarding import as_reward
 from areal_agent.trajectory import NO_VERSION, Trajectory
 from areal_agent.types import Interaction, Score
 
@@ -71,16 +72,11 @@ def _show(value: object) -> str:
 def _checked(row: Trajectory, name: str) -> Trajectory:
     """Refuse values that would poison a batch; turn a reward of any number type into a float."""
     try:
-        reward = float(row.reward)
-    except (TypeError, ValueError) as error:
+        reward = as_reward(row.reward)
+    except RewardError as error:
         raise TrajectoryError(
-            f"{name}: expected a number as reward, got {_show(row.reward)}"
+            f"{name}: {error}: raise RewardError or return None when there is no score"
         ) from error
-    if not math.isfinite(reward):
-        raise TrajectoryError(
-            f"{name}: expected a finite reward, got {reward!r}: raise RewardError or return None "
-            "when there is no score"
-        )
     if min(row.input_ids) < 0:
         raise TrajectoryError(f"{name}: expected token ids of 0 or more, got {min(row.input_ids)}")
     for t, sampled in enumerate(row.loss_mask):

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from areal_agent.inference.base import InferenceEngine
+from areal_agent.rollout.group_reward import GroupReward
 from areal_agent.rollout.results import EpisodeResult
 
 
@@ -12,6 +13,9 @@ class RolloutWorkflow(ABC):
 
     An instance is shared by all concurrent episodes: keep an episode's state in local variables.
     """
+
+    group_reward: GroupReward | None = None
+    """Judges the episodes of one prompt together, once all have ended. In training only."""
 
     @abstractmethod
     async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> EpisodeResult:

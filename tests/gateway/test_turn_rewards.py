@@ -11,7 +11,8 @@ import torch
 
 from areal_agent.errors import RewardError
 from areal_agent.gateway.conversation import Turn
-from areal_agent.gateway.rewards import as_reward, assign, ends, interactions, returns
+from areal_agent.gateway.rewards import assign, ends, interactions, returns
+from areal_agent.rewarding import as_reward
 from areal_agent.rollout.results import as_trajectories
 from areal_agent.types import ModelResponse
 

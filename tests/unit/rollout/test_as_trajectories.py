@@ -98,7 +98,7 @@ def test_tensor_dict_padded_on_the_left():
         ({"loss_mask": torch.zeros(2, 5)}, r"loss_mask of shape \[2, 4\].*got \[2, 5\]"),
         ({"input_ids": torch.tensor([1])}, r"shape \[B, T\], got \[1\]"),
         ({"loss_mask": torch.zeros(2, 4)}, "row 0 .* no sampled token"),
-        ({"rewards": torch.tensor([1.0, math.nan])}, "row 1 .* finite reward, got nan"),
+        ({"rewards": torch.tensor([1.0, math.nan])}, "row 1 .* finite number as reward, got nan"),
         ({"versions": torch.full((2, 4), -1)}, "row 0 .* version of 0 or more at sampled token 2"),
         ({"logprobs": torch.full((2, 4), math.inf)}, "finite logprob at sampled token 2, got inf"),
         ({"temperatures": torch.ones(2)}, r"temperatures of shape \[2, 4\].*got \[2\]"),

@@ -1,0 +1,62 @@
+"""Rewards that the episodes of one prompt earn against each other, once all have ended."""
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from areal_agent.errors import RewardError
+from areal_agent.rewarding import as_reward
+from areal_agent.types import TRAINABLE_OUTCOMES, Episode
+
+if TYPE_CHECKING:
+    from areal_agent.rollout.episode import EpisodeRun
+
+GroupReward = Callable[[dict[str, Any], Sequence[Episode]], Awaitable[Sequence[float]]]
+"""Gets the dataset row and the episodes that may be trained on, each with its own reward, and
+returns what each has earned, in the same order."""
+
+
+async def judge_group(
+    judge: GroupReward, data: Mapping[str, Any], runs: Sequence["EpisodeRun"], *, seconds: float
+) -> list["EpisodeRun"]:
+    """Put what `judge` says in place of the rewards of those that may be trained on.
+
+    Where it fails, or takes longer than `seconds`, they all end as ``reward_error``.
+    """
+    members = [i for i, run in enumerate(runs) if run.episode.outcome in TRAINABLE_OUTCOMES]
+    judged = list(runs)
+    if not members:
+        return judged
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            given = await judge(copy.deepcopy(dict(data)), [runs[i].episode for i in members])
+        rewards = [as_reward(value) for value in given]
+        if len(rewards) != len(members):
+            raise RewardError(
+                f"expected one reward for each of {len(members)} episodes, got {len(rewards)}"
+            )
+    except Exception as error:  # noqa: BLE001 - whatever a user's judge raises becomes data
+        return [_failed(run, error) if i in members else run for i, run in enumerate(runs)]
+    for i, reward in zip(members, rewards, strict=True):
+        judged[i] = _earned(runs[i], reward)
+    return judged
+
+
+def _earned(run: "EpisodeRun", reward: float) -> "EpisodeRun":
+    return replace(
+        run,
+        episode=replace(run.episode, reward=reward),
+        rows=[replace(row, reward=reward) for row in run.rows],
+    )
+
+
+def _failed(run: "EpisodeRun", error: Exception) -> "EpisodeRun":
+    from areal_agent.rollout.episode import describe
+
+    failure = describe(error, "reward")
+    failure = replace(failure, message=f"the group's reward failed: {failure.message}")
+    episode = replace(run.episode, outcome="reward_error", reward=None, failure=failure)
+    return replace(run, episode=episode, rows=())

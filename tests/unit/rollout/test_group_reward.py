@@ -1,0 +1,98 @@
+"""A reward over the members of a group: it replaces theirs, or they all end as reward_error."""
+
+import asyncio
+import math
+
+import pytest
+from rollout_support import OneCall, executor, prompts
+
+from areal_agent.rollout.episode import EpisodeSpec
+from areal_agent.rollout.grouped import GroupedRolloutWorkflow
+from areal_agent.testing.fakes import FakeEngine
+
+SPEC = EpisodeSpec(id="0:0", prompt_id="0:0", seed=1, epoch=0, index=0)
+ROW = {"reward": 0.25, "facts": ["a"]}
+
+
+class Judged(OneCall):
+    """Episodes whose group is judged by a function of the test."""
+
+    def __init__(self, judge, *, failing=()):
+        self.group_reward = judge
+        self.left = list(failing)
+
+    async def arun_episode(self, engine, data):
+        if self.left and self.left.pop(0):
+            raise ValueError("broken")
+        return await super().arun_episode(engine, data)
+
+
+async def test_survivors_are_ranked_among_themselves_before_anybody_hears_of_them():
+    seen, told = [], []
+
+    async def by_place(data, episodes):
+        seen.append((data, [episode.reward for episode in episodes], len(told)))
+        data["facts"].clear()
+        return range(len(episodes))
+
+    grouped = GroupedRolloutWorkflow(Judged(by_place, failing=[0, 1, 0]), 3)
+    run = await grouped.run(FakeEngine(), ROW, SPEC, on_done=told.append)
+    assert seen == [({"reward": 0.25, "facts": []}, [0.25, 0.25], 0)]
+    assert ROW["facts"] == ["a"]
+    assert [(r.episode.outcome, r.episode.reward) for r in told] == [
+        ("ok", 0.0),
+        ("workflow_error", None),
+        ("ok", 1.0),
+    ]
+    assert [row.reward for rows in run.group.episodes for row in rows] == [0.0, 1.0]
+
+
+async def raises(_, __):
+    raise ConnectionError("the judge is away")
+
+
+async def never(_, __):
+    await asyncio.Event().wait()
+
+
+async def too_few(_, __):
+    return [1.0]
+
+
+async def nan(_, episodes):
+    return [math.nan for _ in episodes]
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        (raises, "the group's reward failed: the judge is away"),
+        (never, "TimeoutError"),
+        (too_few, "each of 2 episodes, got 1"),
+        (nan, "finite number as reward, got nan"),
+    ],
+)
+async def test_a_judge_that_fails_is_a_reward_error_of_all(judge, message):
+    grouped = GroupedRolloutWorkflow(Judged(judge), 2, timeout_seconds=0.05)
+    run = await grouped.run(FakeEngine(), ROW, SPEC)
+    assert run.group is None
+    for one in run.runs:
+        assert (one.episode.outcome, one.episode.reward, one.rows) == ("reward_error", None, ())
+        failure = one.episode.failure
+        assert failure.place == "reward"
+        assert message in f"{failure.type}: {failure.message}"
+
+
+async def test_the_executor_trains_on_what_the_judge_says():
+    heard = []
+
+    async def better(data, episodes):
+        return [float(i) for i, _ in enumerate(episodes)]
+
+    async with executor(
+        Judged(better), prompts(2), consumer_batch_size=2, on_episode=heard.append
+    ) as running:
+        batch = await running.next_batch()
+    rewards = [[row.reward for rows in group.episodes for row in rows] for group in batch.groups]
+    assert rewards == [[0.0, 1.0], [0.0, 1.0]]
+    assert [episode.reward for episode in heard] == [0.0, 1.0, 0.0, 1.0]
