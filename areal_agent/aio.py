@@ -10,7 +10,8 @@ import socket
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 T = TypeVar("T")
 
@@ -82,6 +83,38 @@ async def open_stream(
         raise
     stack.callback(writer.close)
     return reader, writer
+
+
+class PerLoop(Generic[T]):
+    """One value for each event loop, made at first use and closed with the loop.
+
+    For what belongs to no run: a loop that ends as `asyncio.run` ends it closes its asynchronous
+    generators, and one of these holds the value.
+    """
+
+    def __init__(self, make: Callable[[], T], close: Callable[[T], Awaitable[None]]) -> None:
+        self._make = make
+        self._close = close
+        self._held: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[T, AsyncGenerator[T]]] = (
+            WeakKeyDictionary()
+        )
+
+    async def get(self) -> T:
+        """Return the running loop's value."""
+        loop = asyncio.get_running_loop()
+        held = self._held.get(loop)
+        if held is None:
+            keeper = self._keep(loop)
+            held = self._held[loop] = (await anext(keeper), keeper)
+        return held[0]
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop) -> AsyncGenerator[T]:
+        value = self._make()
+        try:
+            yield value
+        finally:
+            self._held.pop(loop, None)
+            await self._close(value)
 
 
 class Flag:

@@ -14,6 +14,33 @@ import httpx
 from areal_agent.net.internal import InternalClient
 
 _KEEPALIVE_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+_LEAST_CONNECTIONS = 100
+_CONNECTIONS_AN_EPISODE = 2
+"""An episode may read a stream and ask for something meanwhile."""
+
+
+def external_client(
+    *, connect_timeout_seconds: float = _CONNECT_SECONDS, max_connections: int = _LEAST_CONNECTIONS
+) -> httpx.AsyncClient:
+    """Open a client for the outside; it limits only connecting in time.
+
+    Waiting for one of its connections is no failure: it takes as long as it takes, within what
+    bounds the call.
+    """
+    return httpx.AsyncClient(
+        timeout=httpx.Timeout(None, connect=connect_timeout_seconds),
+        limits=httpx.Limits(
+            max_connections=max_connections,
+            max_keepalive_connections=max_connections,
+            keepalive_expiry=_KEEPALIVE_SECONDS,
+        ),
+    )
+
+
+def connections_for(episodes: int) -> int:
+    """How many connections to the outside so many episodes share."""
+    return max(_CONNECTIONS_AN_EPISODE * episodes, _LEAST_CONNECTIONS)
 
 
 class HttpClients:
@@ -24,7 +51,16 @@ class HttpClients:
     bounds the whole call. They are closed together; do not close them yourself.
     """
 
-    def __init__(self, *, connect_timeout_seconds: float = 10.0) -> None:
+    def __init__(
+        self, *, max_episodes: int = 1, connect_timeout_seconds: float = _CONNECT_SECONDS
+    ) -> None:
+        """Wire things up; nothing is opened.
+
+        Args:
+            max_episodes: most that are in flight: the outside's pool is as large as they need.
+            connect_timeout_seconds: for one connection.
+        """
+        self._max_episodes = max_episodes
         self._connect_timeout = connect_timeout_seconds
         self._loop: asyncio.AbstractEventLoop | None = None
         self._internal: InternalClient | None = None
@@ -49,9 +85,9 @@ class HttpClients:
         """
         self._check_loop()
         if self._external is None:
-            self._external = httpx.AsyncClient(
-                timeout=httpx.Timeout(None, connect=self._connect_timeout),
-                limits=httpx.Limits(max_connections=None, keepalive_expiry=_KEEPALIVE_SECONDS),
+            self._external = external_client(
+                connect_timeout_seconds=self._connect_timeout,
+                max_connections=connections_for(self._max_episodes),
             )
         return self._external
 

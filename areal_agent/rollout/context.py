@@ -15,7 +15,8 @@ from typing import Any
 
 import httpx
 
-from areal_agent.net.clients import HttpClients
+from areal_agent.aio import PerLoop
+from areal_agent.net.clients import HttpClients, external_client
 from areal_agent.registry import resolve
 from areal_agent.rollout.inputs import Inputs, run_tool
 from areal_agent.types import PromptId
@@ -40,6 +41,7 @@ _OUTSIDE = WorkflowContext()
 _current: ContextVar[WorkflowContext] = ContextVar("areal_agent.context", default=_OUTSIDE)
 _inputs: ContextVar[Inputs | None] = ContextVar("areal_agent.inputs", default=None)
 _clients: ContextVar[HttpClients | None] = ContextVar("areal_agent.clients", default=None)
+_without_run = PerLoop(external_client, httpx.AsyncClient.aclose)
 
 
 def get() -> WorkflowContext:
@@ -106,18 +108,11 @@ async def call_tool(
 async def get_httpx_client() -> httpx.AsyncClient:
     """Return the client that all episodes share for calls to the outside, such as tools.
 
-    It honours proxy variables and lives as long as the run: do not close it.
-
-    Raises:
-        RuntimeError: there is no run around the caller.
+    It honours proxy variables and lives as long as the run: do not close it. Outside of a run, as
+    in a test or a notebook, each event loop has one, which is closed with it.
     """
     clients = _clients.get()
-    if clients is None:
-        raise RuntimeError(
-            "no run owns an HTTP client here: call get_httpx_client() inside arun_episode, or open "
-            "an httpx.AsyncClient of your own"
-        )
-    return clients.external()
+    return await _without_run.get() if clients is None else clients.external()
 
 
 def set_context(context: WorkflowContext) -> None:

@@ -24,7 +24,7 @@ from areal_agent.rollout.audit import CaptureAudit
 from areal_agent.rollout.context import use_clients
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.trainer.folder import RunFolder, create_run_folder
-from areal_agent.trainer.parts import Parts, prepare
+from areal_agent.trainer.parts import Parts, most_episodes, prepare
 from areal_agent.trainer.pinned import pin_paths
 from areal_agent.trainer.run import Run
 
@@ -70,7 +70,9 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         servers, backend = await _start_processes(
             stack, _servers(parts, folder, control_key, api_key), _backend(parts, folder)
         )
-        clients = await stack.enter_async_context(HttpClients())
+        clients = await stack.enter_async_context(
+            HttpClients(max_episodes=most_episodes(parts.config))
+        )
         stack.enter_context(use_clients(clients))
         engine = await stack.enter_async_context(
             _engine(parts, servers, clients, control_key, api_key)

@@ -29,7 +29,13 @@ from areal_agent.trainer.build import (
     write_environment,
 )
 from areal_agent.trainer.folder import RunFolder, create_run_folder
-from areal_agent.trainer.parts import make_dataset, make_workflow, prepare, process_agent
+from areal_agent.trainer.parts import (
+    make_dataset,
+    make_workflow,
+    most_episodes,
+    prepare,
+    process_agent,
+)
 from areal_agent.trainer.pinned import pin_paths
 
 
@@ -156,7 +162,9 @@ async def _on_own_servers(
     workflow = parts.workflow(what, parts.config.eval_gconfig)
     folder = _folder(loaded)
     async with AsyncExitStack() as stack:
-        clients = await stack.enter_async_context(HttpClients())
+        clients = await stack.enter_async_context(
+            HttpClients(max_episodes=most_episodes(parts.config))
+        )
         stack.enter_context(use_clients(clients))
         engine = await open_engine(stack, parts, folder, clients)
         recorder = await stack.enter_async_context(
@@ -178,7 +186,7 @@ async def _at_endpoint(
     rows = make_dataset(config.valid_dataset, base)
     pool = AgentPool(config.gateway.workers)
     agent = _agent(what, loaded, pool)
-    clients = HttpClients()
+    clients = HttpClients(max_episodes=most_episodes(config))
     host, port = config.gateway.host, config.gateway.port
     gateway = EndpointGateway(endpoint, clients, host=host, port=port)
     workflow = EndpointWorkflow(agent, gateway)

@@ -126,10 +126,14 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
     return parts
 
 
+def most_episodes(config: ExperimentConfig) -> int:
+    """How many episodes may be in flight: training's and evaluation's take turns."""
+    return max(config.rollout.max_concurrent_rollouts, config.evaluator.max_concurrent_rollouts)
+
+
 def _gateway(config: ExperimentConfig, chat: ChatFormat, model: Path, base: Path) -> Gateway:
     settings = config.gateway
     key_file = settings.admin_key_file
-    episodes = max(config.rollout.max_concurrent_rollouts, config.evaluator.max_concurrent_rollouts)
     return Gateway(
         chat,
         model=model.name,
@@ -139,7 +143,7 @@ def _gateway(config: ExperimentConfig, chat: ChatFormat, model: Path, base: Path
         admin_key=given_admin_key(
             settings.host, None if key_file is None else base / key_file.expanduser(), os.environ
         ),
-        max_requests=settings.max_requests or 8 * episodes,
+        max_requests=settings.max_requests or 8 * most_episodes(config),
     )
 
 
