@@ -19,9 +19,13 @@ def derive_seed(*parts: int | str) -> int:
     """
     if not parts:
         raise TypeError("expected at least one part that names the random choice, got none")
-    digest = hashlib.blake2b(digest_size=8)
+    named = bytearray()
     for part in parts:
-        kind, text = ("s", part) if isinstance(part, str) else ("i", str(index(part)))
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(f"{kind}{len(data)}:".encode("ascii") + data)
-    return int.from_bytes(digest.digest(), "big") >> (64 - SEED_BITS)
+        if isinstance(part, str):
+            text = part.encode("utf-8", "surrogatepass")
+            named += b"s%d:%b" % (len(text), text)
+        else:
+            number = b"%d" % index(part)
+            named += b"i%d:%b" % (len(number), number)
+    digest = hashlib.blake2b(named, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - SEED_BITS)
