@@ -6,7 +6,7 @@ runs in a task of its own, so what is set here is seen by that episode only.
 
 import random as _random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ import httpx
 from areal_agent.aio import PerLoop
 from areal_agent.net.clients import HttpClients, external_client
 from areal_agent.registry import resolve
-from areal_agent.rollout.inputs import Inputs, run_tool
+from areal_agent.rollout.inputs import Inputs, Tool, run_tool
 from areal_agent.types import PromptId
 
 
@@ -70,7 +70,7 @@ def random() -> _random.Random:
     return _random.Random() if inputs is None else inputs.random()
 
 
-async def tool(function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any) -> Any:
+async def tool(function: Tool | str, /, *args: Any, **kwargs: Any) -> Any:
     """Call a tool: await an async function, or run a plain one in a thread, so that it may block.
 
     Args:
@@ -89,20 +89,21 @@ async def tool(function: Callable[..., Any] | str, /, *args: Any, **kwargs: Any)
 
 
 async def call_tool(
-    function: Callable[..., Any] | str,
+    function: Tool | str,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     timeout_seconds: float | None = TOOL_SECONDS,
 ) -> Any:
     """Call a tool as `tool` does, with a limit of its own. None: only the episode's."""
-    if isinstance(function, str):
-        function = resolve(function, kind="tools", base=Path.cwd())
+    found: Tool = (
+        resolve(function, kind="tools", base=Path.cwd()) if isinstance(function, str) else function
+    )
     kwargs = {} if kwargs is None else kwargs
     inputs = _inputs.get()
     if inputs is None:
-        return await run_tool(function, args, kwargs, timeout_seconds=timeout_seconds)
-    return await inputs.tool(function, args, kwargs, timeout_seconds=timeout_seconds)
+        return await run_tool(found, args, kwargs, timeout_seconds=timeout_seconds)
+    return await inputs.tool(found, args, kwargs, timeout_seconds=timeout_seconds)
 
 
 async def get_httpx_client() -> httpx.AsyncClient:
