@@ -165,6 +165,7 @@ class Run:
         metrics = self._rollout_metrics | checked | result.metrics
         await self._audit.settle()  # only the present weights can judge what they sampled
         metrics |= self._audit.take_metrics() | self._reshaped.take_metrics()
+        metrics |= self._recorder.take_metrics()
         if result.applied_steps:
             metrics |= await self._publisher.publish(self.version + 1, batch)
         if self.executor is not None:
