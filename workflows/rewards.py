@@ -16,7 +16,7 @@ from typing import Any
 from areal_agent import ModelResponse
 from areal_agent.data.chat import ChatFormat
 from areal_agent.errors import DataError, RewardError
-from areal_agent.trajectory import LARGEST_REWARD
+from areal_agent.rewarding import LARGEST_REWARD
 
 RewardFunction = Callable[..., float | Awaitable[float]]
 
