@@ -11,7 +11,7 @@ def rollout_metrics(groups: GroupBatch, batch: RolloutBatch) -> dict[str, float]
     """Rewards, lengths, outcomes and ages of one batch.
 
     Ages are in versions: version at consumption minus version of the token (``staleness/token``)
-    or of a group's oldest token (``staleness/max``).
+    or of a group's oldest token (``staleness/max``, ``staleness/groups_of_age_<n>``).
     """
     episodes = groups.episodes
     scored = [
@@ -37,6 +37,8 @@ def rollout_metrics(groups: GroupBatch, batch: RolloutBatch) -> dict[str, float]
         "staleness/token_mean": float((groups.version - versions).float().mean()),
         "staleness/versions_in_batch": len(versions.unique()),
     }
+    ages = Counter(groups.ages)
+    out |= {f"staleness/groups_of_age_{n}": ages[n] for n in range(max(ages, default=0) + 1)}
     out |= {f"outcome/{name}": count for name, count in sorted(outcomes.items())}
     names = {name for episode in scored for name in episode.metrics}
     for name in sorted(names):
