@@ -1,4 +1,4 @@
-"""What people type: ``areal-agent train | eval | serve | config``. Each imports what it needs."""
+"""What people type: ``areal-agent train | eval | serve``… Each command imports what it needs."""
 
 import asyncio
 import gc
@@ -31,6 +31,11 @@ Overrides = Annotated[
     typer.Argument(
         metavar="[KEY=VALUE]...", help="Settings to replace: a.b=c.", show_default=False
     ),
+]
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.", show_default=False)]
+EpisodeIds = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Episodes.", show_default=False)
 ]
 
 DType = Literal["float32", "bfloat16"]
@@ -194,6 +199,42 @@ def show_config(
         typer.echo(json_module.dumps(config_as_json(loaded), indent=2))
     else:
         typer.echo(render_config(loaded), nl=False)
+
+
+@app.command()
+def episodes(  # noqa: PLR0913, PLR0917 - options of a command
+    run: RunPath,
+    ids: EpisodeIds = None,
+    outcome: Annotated[str | None, typer.Option(help="Only those that ended so.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed.")] = False,
+    dropped: Annotated[
+        bool, typer.Option("--dropped", help="Only those of training that were not trained on.")
+    ] = False,
+    prompt: Annotated[str | None, typer.Option(help="Only those of this prompt.")] = None,
+    split: Annotated[str | None, typer.Option(help="Only train, or eval.")] = None,
+    step: Annotated[int | None, typer.Option(help="Only those that ended after so many.")] = None,
+    reward_below: Annotated[float | None, typer.Option(help="Only those that earned less.")] = None,
+    reward_above: Annotated[float | None, typer.Option(help="Only those that earned more.")] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Only the newest so many.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print whole records, one a line.")] = False,
+) -> None:
+    """List the episodes of a run, also of one that goes on; with IDs, show them whole."""
+    from areal_agent.rollout.record_list import Filters, listed
+
+    filters = Filters(
+        ids=ids or (),
+        outcome=outcome,
+        failed=failed,
+        dropped=dropped,
+        prompt=prompt,
+        split=split,
+        step=step,
+        reward_below=reward_below,
+        reward_above=reward_above,
+        last=last,
+    )
+    for line in listed(run, filters, json=json):
+        typer.echo(line)
 
 
 def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:

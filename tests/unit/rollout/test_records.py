@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from record_support import GCONFIG, dialogue, ran, text
 from rollout_support import Calls, OneCall
 
 from areal_agent import workflow_context
-from areal_agent.rollout.episode import EpisodeSpec, run_episode
 from areal_agent.rollout.episode_record import episode_record, rows_of, whole_ids_of
 from areal_agent.rollout.plain import any_json
 from areal_agent.rollout.records import EpisodeRecorder
@@ -22,39 +22,11 @@ from areal_agent.testing.fakes import FakeEngine, Reply
 from areal_agent.trajectory import Trajectory
 from areal_agent.types import Episode, GenerationHyperparameters, ModelRequest
 
-GCONFIG = GenerationHyperparameters(max_new_tokens=8, max_tokens=64)
-
-
-def text(ids):
-    return "".join(chr(97 + i) for i in ids)
-
-
-async def ran(workflow, engine=None, data=None, **facts):
-    spec = EpisodeSpec("0:3:1", "0:3", seed=5, epoch=0, index=3, sample=1, **facts)
-    run = await run_episode(workflow, engine or FakeEngine(), data or {}, spec, timeout_seconds=5)
-    return run.episode
-
 
 async def recorded(workflow, engine=None, data=None, **facts):
     """The record of an episode after a trip through JSON."""
     episode = await ran(workflow, engine, data, **facts)
     return json.loads(any_json(episode_record(episode, text, split="train", step=2)))
-
-
-def dialogue(*replies):
-    """An engine that says these in order, and a workflow that goes on from one to the next."""
-    left = list(replies)
-
-    async def episode(engine, data):
-        ids, said, responses = [1, 2], [{"role": "user", "content": "?"}], []
-        for _ in replies:
-            request = ModelRequest(ids, GCONFIG, metadata={"messages": list(said)})
-            responses.append(await engine.agenerate(request))
-            ids = [*ids, *responses[-1].output_tokens, 3]
-            said += [{"role": "assistant", "content": "!"}, {"role": "tool", "content": "3"}]
-        return Trajectory.from_turns(responses, 0.75)
-
-    return Calls(episode), FakeEngine(lambda request: Reply(left.pop(0), [-1 / 3] * 3))
 
 
 async def test_a_record_holds_what_a_turn_added_and_its_rows_can_be_made_again():
