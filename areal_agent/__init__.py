@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from areal_agent.config.experiment import ExperimentConfig
     from areal_agent.config.load import load_config
     from areal_agent.inference.base import InferenceEngine
+    from areal_agent.rewarding import inline_reward
     from areal_agent.rollout import context as workflow_context
+    from areal_agent.rollout.reward import AsyncRewardWrapper
     from areal_agent.rollout.workflow import RolloutWorkflow
     from areal_agent.trainer.build import open_run
     from areal_agent.trainer.rl import RLTrainer
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncRewardWrapper",
     "Episode",
     "ExperimentConfig",
     "GenerationHyperparameters",
@@ -36,12 +39,14 @@ __all__ = [
     "RLTrainer",
     "RolloutWorkflow",
     "Trajectory",
+    "inline_reward",
     "load_config",
     "open_run",
     "workflow_context",
 ]
 
 _WHERE = {
+    "AsyncRewardWrapper": "areal_agent.rollout.reward",
     "Episode": "areal_agent.types",
     "ExperimentConfig": "areal_agent.config.experiment",
     "GenerationHyperparameters": "areal_agent.types",
@@ -52,6 +57,7 @@ _WHERE = {
     "RLTrainer": "areal_agent.trainer.rl",
     "RolloutWorkflow": "areal_agent.rollout.workflow",
     "Trajectory": "areal_agent.trajectory",
+    "inline_reward": "areal_agent.rewarding",
     "load_config": "areal_agent.config.load",
     "open_run": "areal_agent.trainer.build",
 }

@@ -61,6 +61,19 @@ async def run_shielded(awaitable: Awaitable[T]) -> T:
     return inner.result()
 
 
+async def run_to_end(clean_up: Callable[[], Awaitable[T]]) -> T:
+    """Like `run_shielded`, for what may be called twice: also while the event loop is torn down.
+
+    ``asyncio.run`` ends by cancelling every task, the shielded one as well, perhaps before its
+    first step. It does so once.
+    """
+    try:
+        return await run_shielded(clean_up())
+    except asyncio.CancelledError:
+        await run_shielded(clean_up())
+        raise
+
+
 @asynccontextmanager
 async def task_group() -> AsyncGenerator[asyncio.TaskGroup]:
     """A ``TaskGroup`` that raises its first error bare."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
-from areal_agent.aio import run_shielded
+from areal_agent.aio import run_to_end
 from areal_agent.errors import LaunchError
 from areal_agent.lifeline import Lifeline
 
@@ -94,7 +94,7 @@ class ChildProcess:
         traceback: TracebackType | None,
     ) -> None:
         """Stop it, also when we are being cancelled."""
-        await run_shielded(self.stop())
+        await run_to_end(self.stop)
 
     @property
     def pid(self) -> int:

@@ -16,6 +16,8 @@
     ├── AgentError (RuntimeError)             an agent failed in its worker process, or ended it
     ├── CaptureError (RuntimeError)           what was recorded is not what the weights say
     ├── RewardError (RuntimeError)            a reward could not be computed
+    │   ├── RewardTimeoutError                its function took longer than it may
+    │   └── RewardCrashError                  its function ended the process that it ran in
     ├── SessionTimeout (TimeoutError)         an agent from elsewhere did not come, or went silent
     ├── RolloutError (RuntimeError)           no batch can be formed
     ├── TrainError (RuntimeError)             the trainer cannot go on
@@ -100,6 +102,14 @@ class CaptureError(ArealAgentError, RuntimeError):
 
 class RewardError(ArealAgentError, RuntimeError):
     """A reward could not be computed; the episode is not trained on."""
+
+
+class RewardTimeoutError(RewardError):
+    """A reward function took longer than it may, and was stopped."""
+
+
+class RewardCrashError(RewardError):
+    """A reward function ended the worker process that it ran in."""
 
 
 class SessionTimeout(ArealAgentError, TimeoutError):

@@ -20,6 +20,9 @@ from areal_agent.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+SCRIPT_PREFIX = "areal_agent_script_"
+"""What the names of modules begin with that `load_script` has imported."""
+
 
 def resolve(
     name: str,
@@ -140,7 +143,7 @@ def load_script(path: Path) -> ModuleType:
     """
     path = path.absolute().resolve()
     digest = hashlib.sha256(str(path).encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    module_name = f"areal_agent_script_{digest}_{path.stem}"
+    module_name = f"{SCRIPT_PREFIX}{digest}_{path.stem}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     if not path.is_file():
@@ -239,7 +242,7 @@ def _public_names(owner: Any) -> list[str]:
 
 
 def _place(module: ModuleType) -> str:
-    is_script = module.__name__.startswith("areal_agent_script_")
+    is_script = module.__name__.startswith(SCRIPT_PREFIX)
     return repr(module.__file__ if is_script else module.__name__)
 
 

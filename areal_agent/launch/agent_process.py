@@ -1,7 +1,6 @@
 """One worker process that runs agents, as the driver sees it: questions and answers."""
 
 import asyncio
-import socket
 import sys
 from asyncio import StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Mapping
@@ -10,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from areal_agent import errors
-from areal_agent.aio import open_stream, task_group
+from areal_agent.aio import task_group
 from areal_agent.children import ChildProcess
-from areal_agent.errors import AgentError, ArealAgentError, ConfigError, DataError, LaunchError
+from areal_agent.errors import AgentError, ConfigError, DataError, LaunchError
+from areal_agent.launch.connected import connected_child
+from areal_agent.launch.described import revive
 from areal_agent.launch.json_frames import Message, encode, receive
 
-_COMMAND = (sys.executable, "-m", "areal_agent.launch.agent_worker")
+_PROGRAM = "areal_agent.launch.agent_worker"
 _DEATH_SECONDS = 5.0
 _TRACEBACK_LINES = 16
 
@@ -89,7 +89,7 @@ class AgentProcess:
         message = {"agent": agent.message(), "data": data, "base_url": base_url, "api_key": api_key}
         answer = await self._ask(message)
         if "error" in answer:
-            raise _revive(answer["error"])
+            raise revive(answer["error"], otherwise=AgentError)
         return answer["value"]
 
     async def end(self) -> None:
@@ -150,25 +150,17 @@ async def agent_process(
     Raises:
         LaunchError: the operating system refused.
     """
-    async with AsyncExitStack() as stack:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await open_stream(ours, stack)
-            child = ChildProcess(
-                name,
-                [*_COMMAND, str(theirs.fileno())],
-                log=log,
-                env=env,
-                inherit_env=False,
-                pass_fds=(theirs.fileno(),),
-                stop_grace_seconds=0.0,
-            )
-            process = AgentProcess(child, reader, writer)
-            stack.callback(process.was_stopped)
-            await stack.enter_async_context(child)
-        watching = await stack.enter_async_context(task_group())
-        stack.callback(watching.create_task(process.watch(), name=f"watch {name}").cancel)
-        yield process
+    process: AgentProcess | None = None
+    try:
+        async with AsyncExitStack() as stack:
+            parts = await connected_child(stack, name, _PROGRAM, log=log, env=env)
+            process = AgentProcess(*parts)
+            watching = await stack.enter_async_context(task_group())
+            stack.callback(watching.create_task(process.watch(), name=f"watch {name}").cancel)
+            yield process
+    finally:
+        if process is not None:
+            process.was_stopped()
 
 
 def _load_failure(use: str, error: Mapping[str, str]) -> str:
@@ -177,14 +169,3 @@ def _load_failure(use: str, error: Mapping[str, str]) -> str:
     lines = error["traceback"].splitlines()[-_TRACEBACK_LINES:]
     trace = "".join(f"\n    {line}" for line in lines)
     return f"the agent {use} cannot be run in a process of its own: {what}{trace}"
-
-
-def _revive(error: Mapping[str, str]) -> ArealAgentError:
-    """Make the exception that the worker named."""
-    kind = getattr(errors, error["type"], None)
-    if isinstance(kind, type) and issubclass(kind, ArealAgentError):
-        made = kind(error["message"])
-    else:
-        made = AgentError(f"{error['type']}: {error['message']}")
-    made.add_note(f"In the agent's process:\n{error['traceback']}")
-    return made

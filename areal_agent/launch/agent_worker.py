@@ -9,7 +9,6 @@ import os
 import shutil
 import socket
 import sys
-import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,13 +16,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from areal_agent.config.inference import EPISODE_ENV
-from areal_agent.errors import ConfigError, RewardError
+from areal_agent.errors import RewardError
+from areal_agent.launch.described import describe
 from areal_agent.launch.hosted_agent import HostedAgent, load_agent
 from areal_agent.launch.json_frames import Message, encode, read_message
 from areal_agent.lifeline import watch_parent
 
-_MAX_TRACEBACK_CHARS = 8_000
-_MAX_MESSAGE_CHARS = 2_000
 _MAX_ANSWER_BYTES = 16 << 20
 
 
@@ -77,26 +75,6 @@ def answer_bytes(answer: Message) -> bytes:
         return data
     size = f"expected a reward, got a value of {len(data)} bytes"
     return encode({"error": describe(RewardError(size))})
-
-
-def describe(error: BaseException) -> dict[str, str]:
-    """Turn an exception into data; also one whose text cannot be had."""
-    try:
-        message = str(error)
-        cause = error.__cause__ if isinstance(error, ConfigError) else error
-        trace = "" if cause is None else "".join(traceback.format_exception(cause))
-    except Exception as inner:  # noqa: BLE001 - str() of a user's exception may do anything
-        message = f"<its text could not be had: {type(inner).__name__}>"
-        trace = "".join(traceback.format_tb(error.__traceback__))
-    return {
-        "type": type(error).__name__,
-        "message": _encodable(message)[:_MAX_MESSAGE_CHARS],
-        "traceback": _encodable(trace)[-_MAX_TRACEBACK_CHARS:],
-    }
-
-
-def _encodable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _empty(folder: Path) -> None:

@@ -2,8 +2,10 @@
 
 import json
 import struct
-from asyncio import StreamReader
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:  # a worker that needs no event loop is spared it
+    from asyncio import StreamReader
 
 Message = dict[str, Any]
 
@@ -31,7 +33,7 @@ def read_message(file: BinaryIO) -> Message | None:
     return json.loads(body) if len(body) == length else None
 
 
-async def receive(stream: StreamReader) -> Message:
+async def receive(stream: "StreamReader") -> Message:
     """Read one message.
 
     Raises:

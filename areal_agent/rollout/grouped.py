@@ -101,8 +101,9 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         runs = await collect([one(sample) for sample in range(self.group_size)])
         if judge is not None:
             runs = await judge_group(judge, data, runs, seconds=self._timeout_seconds)
-            for run in runs if on_done is not None else ():
-                on_done(run)
+            if on_done is not None:
+                for run in runs:
+                    on_done(run)
         return GroupRun(spec.prompt_id, runs)
 
     async def arun_episode(

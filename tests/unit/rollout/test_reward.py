@@ -1,0 +1,366 @@
+"""AsyncRewardWrapper with real workers: values, time limits, crashes; and what is never shipped."""
+
+import asyncio
+import functools
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reward_functions as fn
+import torch
+
+from areal_agent.aio import collect
+from areal_agent.config.reward import RewardConfig
+from areal_agent.errors import (
+    ConfigError,
+    DataError,
+    RewardCrashError,
+    RewardError,
+    RewardTimeoutError,
+)
+from areal_agent.launch.reward_pool import RewardPool
+from areal_agent.registry import resolve
+from areal_agent.rewarding import inline_reward
+from areal_agent.rollout.reward import AsyncRewardWrapper as Reward
+from areal_agent.rollout.reward_workers import use_rewards
+
+
+@asynccontextmanager
+async def workers(n=2, **settings):
+    pool = RewardPool(RewardConfig(workers=n, **settings))
+    async with pool:
+        with use_rewards(pool):
+            yield pool
+
+
+async def outcome(reward, *args):
+    """What a call gave, or which error."""
+    try:
+        return await reward(*args)
+    except RewardError as error:
+        return error
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "my rewards.py"
+    path.write_text("SCALE = 2\ndef scaled(value):\n    return SCALE * value\n")
+    return resolve(f"{path}:scaled", kind="rewards")
+
+
+VALUES = [
+    (1, 1.0),
+    (True, 1.0),
+    (np.float32(0.5), 0.5),
+    (np.array([0.25]), 0.25),
+    (torch.tensor(0.5), 0.5),
+    (torch.tensor([0.75]), 0.75),
+    (None, "got None"),
+    (math.nan, "got nan"),
+    (math.inf, "got inf"),
+    ("1", "got '1'"),
+    ([1.0], r"got \[1.0\]"),
+]
+
+
+@pytest.mark.parametrize("wrapped", [inline_reward(lambda value: value), fn.judged])
+async def test_numbers_of_every_kind_are_floats_and_the_rest_is_named(wrapped):
+    """S12: both where a function runs here and where it is awaited."""
+    reward = Reward(wrapped)
+    for value, expected in VALUES:
+        if isinstance(expected, float):
+            got = await reward(value)
+            assert (got, type(got)) == (expected, float)
+        else:
+            with pytest.raises(RewardError, match=expected):
+                await reward(value)
+    assert await reward.optional(None) is None
+    assert (reward.counts["calls"], reward.counts["errors"]) == (len(VALUES) + 1, 5)
+
+
+async def test_values_and_arguments_pass_through_workers():
+    """S12 with a worker in between; S13: what can be shipped, is, by name or as it stands."""
+    async with workers(1, memory_mb=256) as pool:
+        same = Reward(fn.same)
+        for value, expected in VALUES:
+            if isinstance(value, torch.Tensor):
+                continue  # a worker would import torch
+            if isinstance(expected, float):
+                assert await same(value) == expected
+            else:
+                with pytest.raises(RewardError, match=expected):
+                    await same(value)
+        assert await same.optional(None) is None
+        assert await Reward(fn.kind_of)(np.float64(1.0)) == 1.0
+        assert await Reward(fn.numpy_value)("0.5") == 0.5
+        assert await Reward(functools.partial(fn.same, value=0.5))() == 0.5
+        assert await Reward(fn.Threshold(2))(3) == 1.0
+        assert await Reward(fn.Threshold(2).method)(3) == 1.5
+        assert await Reward(fn.doubled)(1.0) == 2.0
+        assert await Reward(fn.returns_coroutine)(0.5) == 0.5
+        assert await Reward(functools.partial(max, key=fn.same))([1, 3]) == 3.0
+        with pytest.raises(RewardError, match="argument of the reward function same"):
+            await same(threading.Lock())
+        with pytest.raises(RewardError, match="raises failed: ValueError: no"):
+            await Reward(fn.raises)()
+        with pytest.raises(RewardError, match="failed: SystemExit: 4"):
+            await Reward(fn.crashes)("sys.exit")
+        with pytest.raises(RewardError, match="failed: RecursionError"):
+            await Reward(fn.crashes)("recursion")
+        with pytest.raises(RewardError, match=r"failed: MemoryError.*rollout\.reward\.memory_mb"):
+            await Reward(fn.hungry)(1024)
+        assert await Reward(fn.hungry)(64) == 1.0
+        assert await Reward(fn.forks)() == 1.0
+        assert pool.counts["workers_started"] == 2  # a MemoryError is the worker's last
+        assert (pool.counts["errors"], pool.counts["reruns"], pool.counts["retries"]) == (10, 0, 0)
+
+
+async def test_a_function_of_a_script_loaded_by_path_is_loaded_by_path_in_the_worker(script):
+    """S13: also while another thread holds a lock, as after a fork nobody would release it."""
+    lock = threading.Lock()
+    with lock:
+        async with workers(1):
+            assert await Reward(script)(3) == 6.0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda value: value, fn.lambda_at_the_top, functools.partial(lambda value: value, 1)],
+)
+def test_what_a_worker_cannot_import_is_refused_when_the_wrapper_is_made(function):
+    """S13: a lambda or a closure, also within a partial."""
+    with pytest.raises(ConfigError, match=r"(?s)lambda.*top level.*async def.*inline_reward"):
+        Reward(function)
+
+
+def test_a_closure_and_a_method_of_a_local_class_are_refused_too():
+    class Local:
+        def method(self, value):
+            return value
+
+    def closure(value):
+        return value
+
+    for function in (closure, Local().method):
+        with pytest.raises(ConfigError, match="cannot run in a worker process"):
+            Reward(function)
+    with pytest.raises(ConfigError, match="expected a reward function, got 3"):
+        Reward(3)
+    with pytest.raises(ConfigError, match="timeout_seconds above 0, got 3, None and 0"):
+        Reward(fn.half, 0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [fn.judged, fn.Judge(), functools.partial(fn.Judge()), functools.partial(fn.judged)],
+)
+async def test_async_callables_of_every_kind_are_awaited(function):
+    """S14: functions, objects, partials of both."""
+    assert await Reward(function)(0.5) == 0.5
+    assert await Reward(fn.Judge().method)(0.5) == 1.0
+
+
+async def test_async_and_inline_functions_have_a_limit_and_a_policy():
+    async def never():
+        await asyncio.Event().wait()
+
+    async def times_out():
+        raise TimeoutError("its own")
+
+    with pytest.raises(RewardTimeoutError, match="longer than"):
+        await Reward(never, 0.01)()
+    with pytest.raises(RewardError, match="failed: TimeoutError: its own"):
+        await Reward(times_out)()
+    slow = Reward(never, 0.01, on_timeout=-0.5, on_error=-1.0)
+    assert await slow() == -0.5
+    broken = Reward(times_out, on_timeout=-0.5, on_error=-1.0)
+    assert [await broken(), await broken()] == [-1.0, -1.0]
+    assert (slow.counts["timeouts"], slow.counts["scored"]) == (1, 1)
+    assert (broken.counts["errors"], broken.counts["scored"]) == (2, 2)
+
+
+async def test_no_policy_scores_broken_data():
+    @inline_reward
+    def reads(row):
+        raise DataError("no answer")
+
+    with pytest.raises(DataError, match="no answer"):
+        await Reward(reads, on_error=0.0)({})
+
+
+async def test_a_timeout_or_a_crash_costs_the_culprit_alone(tmp_path):
+    """S14: others go on meanwhile; a hung function is killed and its place is free again."""
+    started = tmp_path / "pid"
+    async with workers(3, timeout_seconds=0.4, on_timeout=0.5) as pool:
+        calls = [
+            outcome(Reward(fn.hangs), str(started)),
+            outcome(Reward(fn.crashes), "segfault"),
+            outcome(Reward(fn.crashes), "exit"),
+            outcome(Reward(fn.crashes), "kill"),
+            *(outcome(Reward(fn.sleeps), 0.05, i) for i in range(8)),
+        ]
+        hung, *crashed, a, b, c, d, e, f, g, h = await collect(calls)
+        assert hung == 0.5
+        assert [type(error) for error in crashed] == [RewardCrashError] * 3
+        assert "SIGSEGV" in str(crashed[0])
+        assert "Fatal Python error" in str(crashed[0])
+        assert "exit code 3" in str(crashed[1])
+        assert "SIGKILL" in str(crashed[2])
+        assert (a, b, c, d, e, f, g, h) == tuple(range(8))
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(started.read_text()), 0)
+        counts = pool.counts
+        assert (counts["timeouts"], counts["crashes"], counts["errors"]) == (1, 3, 0)
+        assert counts["reruns"] <= 3
+        assert await Reward(fn.sleeps)(0.0) == 1.0
+
+
+async def test_an_innocent_whose_worker_was_sabotaged_is_run_again_once():
+    async with workers(1) as pool:
+        assert await Reward(fn.dies_later)(0.1) == 1.0
+        assert await Reward(fn.sleeps)(0.3) == 1.0
+        assert (pool.counts["reruns"], pool.counts["crashes"]) == (1, 0)
+        assert await Reward(fn.dies_later)(0.05) == 1.0
+        await asyncio.sleep(0.3)
+        assert await Reward(fn.half)() == 0.5  # an idle worker that died is just replaced
+        assert pool.counts["crashes"] == 0
+
+
+async def test_waiting_for_a_worker_is_not_the_functions_time():
+    async with workers(1, timeout_seconds=0.3) as pool:
+        slow = Reward(fn.sleeps)
+        assert await collect(slow(0.12) for _ in range(4)) == [1.0] * 4
+        assert pool.counts["timeouts"] == 0
+        assert pool.counts["wait_seconds"] > 0.5 > pool.counts["seconds"] - 0.1
+
+
+async def test_sixteen_sleeping_rewards_take_as_long_as_one():
+    """S14: and the loop is free meanwhile."""
+    async with workers(16):
+        slow = Reward(fn.sleeps)
+        began = time.monotonic()
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while time.monotonic() < began + 1.0:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        *rewards, _ = await collect([*(slow(1.0) for _ in range(16)), tick()])
+        assert rewards == [1.0] * 16
+        assert ticks > 10
+
+
+async def test_cpu_time_is_limited():
+    async with workers(1, cpu_seconds=0.2, on_timeout=0.25) as pool:
+        assert await Reward(fn.burns)() == 0.25
+        assert pool.counts["timeouts"] == 1
+
+
+async def test_an_abandoned_call_takes_its_worker_along():
+    async with workers(1) as pool:
+        slow = Reward(fn.sleeps)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await slow(60)
+        assert await Reward(fn.half)() == 0.5
+        assert pool.counts["workers_started"] == 2
+
+
+def test_an_alarm_works_although_the_loop_is_in_another_thread():
+    """S11: functions run on the main thread of a worker."""
+    got = []
+
+    def run():
+        got.append(asyncio.run(both()))
+
+    async def both():
+        alarmed = Reward(fn.alarmed)
+        return [await alarmed(5.0), await alarmed(0.0)]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    assert got == [[0.25, 1.0]]
+
+
+OUTSIDE = """
+import asyncio, gc, subprocess, sys
+import reward_functions as fn
+from areal_agent import AsyncRewardWrapper
+kept = AsyncRewardWrapper(fn.pid, max_workers=1)
+
+async def main():
+    pids = [await kept(), await kept()]
+    assert pids[0] == pids[1]
+    dropped = AsyncRewardWrapper(fn.pid)
+    pids.append(await dropped())
+    hung = AsyncRewardWrapper(fn.sleeps)
+    task = asyncio.ensure_future(hung(60))
+    await asyncio.sleep(0.3)
+    task.cancel()
+    del dropped, hung, task
+    gc.collect()
+    return pids
+
+pids = [*asyncio.run(main()), *asyncio.run(main())]
+assert not {"torch", "transformers"} & sys.modules.keys()
+alive = subprocess.run(["ps", "-o", "pid=", "-p", ",".join(str(int(p)) for p in pids)],
+                       capture_output=True, text=True)
+print(len(set(pids)), repr(alive.stdout))
+"""
+
+
+def test_outside_of_a_run_workers_end_with_the_loop_or_the_wrapper_and_nobody_warns():
+    """One wrapper in two loops, one dropped in a coroutine, a call that is cancelled."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-X", "dev", "-c", OUTSIDE],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=Path(__file__).parent,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("4 ''\n", "", 0)
+
+
+UNGUARDED = """
+import asyncio
+from areal_agent import AsyncRewardWrapper
+
+def reward():
+    return 1.0
+
+async def main():
+    return await AsyncRewardWrapper(reward)()
+
+GUARD
+    print(asyncio.run(main()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("guard", "out", "err"),
+    [
+        ('if __name__ == "__main__":', "1.0\n", ""),
+        ("if True:", "", "put what starts the run below"),
+    ],
+)
+def test_functions_of_a_program_itself_need_its_guard(tmp_path, guard, out, err):
+    """S13: the worker imports the program's file; one that starts a run there says what to do."""
+    program = tmp_path / "program.py"
+    program.write_text(UNGUARDED.replace("GUARD", guard))
+    done = subprocess.run(
+        [sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == out
+    assert err in done.stderr
+    assert bool(done.stderr) == bool(err)
