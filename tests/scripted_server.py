@@ -82,6 +82,9 @@ class ScriptedServer:
         self.control_answers = {}
         """Path to the answer that stands in for the usual one."""
         self.fault = None
+        self.alive = asyncio.Event()
+        """Cleared, the server answers nothing more, and hangs up on nobody."""
+        self.alive.set()
         routes = [
             Route("/v1/completions", self.completions, methods=["POST"]),
             Route("/health", self.health),
@@ -98,6 +101,7 @@ class ScriptedServer:
     async def completions(self, request):
         body = orjson.loads(await request.body())
         self.asked.append(("/v1/completions", body))
+        await self.alive.wait()
         if self.next_answers:
             answer = self.next_answers.popleft()
             return answer if isinstance(answer, Response) else as_json(answer)
@@ -162,6 +166,7 @@ class ScriptedServer:
         work.cancel()
 
     async def health(self, request):
+        await self.alive.wait()
         status = "ok" if self.fault is None else "fault"
         return as_json(
             {

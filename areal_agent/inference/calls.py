@@ -16,6 +16,8 @@ _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 5.0
 _DOWN_AFTER_SECONDS = 0.5
 _HEALTH_TIMEOUT_SECONDS = 2.0
+_MOST_MOVES = 3
+"""A request whose replicas went down so many times may be the reason, and fails."""
 _JSON = {"content-type": "application/json"}
 
 
@@ -25,12 +27,58 @@ def backoff_seconds(failures: int) -> float:
     return pause * random.uniform(0.5, 1.0)
 
 
+class _Attempts:
+    """What one call has tried so far."""
+
+    def __init__(self, retry_seconds: float) -> None:
+        self._retry_seconds = retry_seconds
+        self._now = asyncio.get_running_loop().time
+        self._failing_since: float | None = None
+        self._failures = 0
+        self._moves = 0
+        self.avoid: Replica | None = None
+        """The replica that failed twice in a row."""
+
+    def failed(self, replica: Replica, error: ServerError) -> None:
+        """Count a failure.
+
+        Raises:
+            ServerError: it was one too many, or they have gone on for too long.
+        """
+        if replica.down is not None:
+            self._moves += 1
+            if self._moves > _MOST_MOVES:
+                raise ServerError(
+                    f"{self._moves} servers went down while they had this request: {error}"
+                ) from error
+            return
+        self._failures += 1
+        if self._failing_since is None:
+            self._failing_since = self._now()
+        if self._now() - self._failing_since >= self._retry_seconds:
+            raise ServerError(
+                f"{error}; tried {self._failures} times for {self._retry_seconds:g} s"
+            ) from error
+        # A dropped idle socket says nothing about the replica: the first retry stays.
+        self.avoid = replica if self._failures > 1 else None
+
+    def forget_failures(self) -> None:
+        """Another server answers now: start anew."""
+        self._failing_since, self._failures, self.avoid = None, 0, None
+
+    async def pause(self) -> None:
+        """Wait before the next attempt; the second one comes at once."""
+        if self._failures > 1:
+            await asyncio.sleep(backoff_seconds(self._failures))
+
+
 class Caller:
     """Posts to replicas of a pool.
 
     A dropped socket, a 5xx and the client errors that may pass (408, 425, 429) are tried again,
     on another replica where there is one, for `retry_seconds` since the first failure in a row.
-    A replica that goes on refusing connections, or says that its engine broke, is down.
+    A replica that goes on refusing connections, or says that its engine broke, is down. While none
+    is up, a call waits for one that is expected back.
     """
 
     def __init__(
@@ -51,47 +99,41 @@ class Caller:
         *,
         rid: str | None = None,
         headers: dict[str, str] | None = None,
-        on_line: Callable[[bytes], None] | None = None,
+        on_line: Callable[[bytes], bool] | None = None,
     ) -> bytes:
         """Return the content of the first answer that is not an error.
 
-        With `on_line`, its lines go there as they come. Once one did, nothing is retried.
+        With `on_line`, its lines go there as they come. Once it said that it has taken one that
+        must not come again, nothing is retried.
 
         Raises:
             RequestError: the server refused the request; it was sent once.
             ServerError: it failed for too long, or no replica is left.
         """
-        now = asyncio.get_running_loop().time
-        failing_since: float | None = None
-        failures = 0
-        avoid: Replica | None = None
+        attempts = _Attempts(self._retry_seconds)
         heard = False
 
         def hear(line: bytes) -> None:
             nonlocal heard
-            heard = True
-            if on_line is not None:
-                on_line(line)
+            if on_line is not None and on_line(line):
+                heard = True
 
         listener = None if on_line is None else hear
         while True:
-            replica = self._pool.choose(rid, avoid=avoid)
+            if not self._pool.up:
+                await self._pool.wait_for_one()
+                attempts.forget_failures()
+            replica = self._pool.choose(rid, avoid=attempts.avoid)
             try:
                 return await self._once(replica, path, body, {**_JSON, **(headers or {})}, listener)
             except ServerError as error:
                 if heard:
                     raise
-                failures += 1
-                failing_since = now() if failing_since is None else failing_since
-                if now() - failing_since >= self._retry_seconds:
-                    raise ServerError(
-                        f"{error}; tried {failures} times for {self._retry_seconds:g} s"
-                    ) from error
+                attempts.failed(replica, error)
+                if replica.down is not None:
+                    continue
                 await self._look_into(replica, error)
-                # A dropped idle socket says nothing about the replica: the first retry stays.
-                avoid = replica if failures > 1 else None
-            if failures > 1:
-                await asyncio.sleep(backoff_seconds(failures))
+            await attempts.pause()
 
     async def _once(
         self,
@@ -102,15 +144,23 @@ class Caller:
         on_line: Callable[[bytes], None] | None,
     ) -> bytes:
         url = replica.url + path
+        limit = asyncio.timeout(None)
         replica.running += 1
         try:
-            response = await self._client().request(
-                "POST", url, content=body, headers=headers, on_line=on_line
-            )
+            async with limit:
+                replica.calls.add(limit)
+                response = await self._client().request(
+                    "POST", url, content=body, headers=headers, on_line=on_line
+                )
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise ServerError(f"{replica.url} went down: {replica.down}") from error
         except (httpx.TransportError, OSError) as error:
             failed = ServerError(f"{url} cannot be reached: {type(error).__name__}: {error}")
             raise failed from error
         finally:
+            replica.calls.discard(limit)
             replica.running -= 1
         if response.status_code == 200:
             replica.refused_since = None

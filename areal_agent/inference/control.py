@@ -60,11 +60,13 @@ class ControlPlane:
             )
         return health
 
-    async def pause(self, mode: Literal["abort", "keep"]) -> None:
-        """Pause every replica, or raise."""
+    async def pause(
+        self, mode: Literal["abort", "keep"], replicas: Sequence[Replica] | None = None
+    ) -> None:
+        """Pause replicas, all that are up for None, or raise."""
         await collect(
             self._call(replica, "POST", "/control/pause", {"mode": mode})
-            for replica in self._pool.up
+            for replica in (self._pool.up if replicas is None else replicas)
         )
 
     async def resume(self) -> None:
@@ -121,17 +123,24 @@ class ControlPlane:
     ) -> None:
         """Load `path` on every replica that is up; on a failure put `previous` back everywhere.
 
-        A replica that turns out to be dead is left out.
+        A replica that turns out to be dead is left out, and so is one that fails alone and is
+        brought up to date by somebody else. When nobody is left but some are expected back, they
+        are to be given the new weights then.
 
         Raises:
             WeightUpdateError: naming each replica that failed and its reply.
         """
         up = self._pool.up
-        failures = await collect(self._load(replica, path, version) for replica in up)
+        failures = await collect(self.load_weights(replica, path, version) for replica in up)
         failed = {r: error for r, error in zip(up, failures, strict=True) if error is not None}
         await collect(self._leave_out_if_gone(replica, failed) for replica in list(failed))
+        if len(failed) < len(self._pool.up) and all(replica.expected for replica in failed):
+            for replica, error in failed.items():
+                logger.warning("%s did not load version %d: %s", replica.url, version, error)
+                self._pool.mark_down(replica, error)
+            failed.clear()
         up = self._pool.up
-        if up and not failed:
+        if (up and not failed) or (not up and self._pool.expected):
             return
         if not up:
             raise WeightUpdateError(f"cannot load {path} as version {version}: no replica is left")
@@ -151,9 +160,10 @@ class ControlPlane:
         except InferenceError:
             self._pool.mark_down(replica, failed.pop(replica))
 
-    async def _load(
+    async def load_weights(
         self, replica: Replica, path: Path, version: int, *, back: bool = False
     ) -> InferenceError | None:
+        """Have a replica serve `path` as `version`, an older one if `back`; returns what failed."""
         body: dict[str, Any] = {"path": str(path), "version": version}
         if back:
             body["allow_older"] = True
@@ -184,7 +194,7 @@ class ControlPlane:
             if previous is None:
                 error: InferenceError | None = ServerError("the weights before are not known")
             else:
-                error = await self._load(replica, *previous, back=True)
+                error = await self.load_weights(replica, *previous, back=True)
             if error is not None:
                 logger.error("%s could not go back: %s", replica.url, error)
                 why = ServerError(f"{replica.url} may serve version {version} alone: {error}")

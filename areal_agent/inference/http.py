@@ -15,10 +15,11 @@ import orjson
 
 from areal_agent.aio import collect, run_shielded
 from areal_agent.data.seeds import derive_seed
-from areal_agent.errors import InferenceError, RequestError, ServerError, WeightUpdateError
+from areal_agent.errors import RequestError, ServerError, WeightUpdateError
 from areal_agent.inference.base import ServerLoad
 from areal_agent.inference.calls import Caller, backoff_seconds
 from areal_agent.inference.control import ControlPlane
+from areal_agent.inference.fleet import Fleet
 from areal_agent.inference.openai import (
     COMPLETIONS,
     CompletionStream,
@@ -30,6 +31,10 @@ from areal_agent.inference.openai import (
 from areal_agent.inference.pool import ReplicaPool
 from areal_agent.net.clients import HttpClients
 from areal_agent.types import ModelRequest, ModelResponse, Scores, TokenSink
+
+_KEEP_SECONDS = 1.0
+"""Where there are several replicas, replies are streamed, in parts this far apart: when a replica
+dies, another one goes on from what has come. With one there is nobody to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,14 @@ class HttpInferenceEngine:
             timeout_seconds=timeouts.control_seconds,
             update_timeout_seconds=timeouts.update_seconds,
         )
+        self._keep_seconds = _KEEP_SECONDS if len(urls) > 1 else None
+        self.fleet = Fleet(
+            self._pool,
+            self._control,
+            current=lambda: (self._weights, self._version),
+            is_paused=lambda: self._pauses > 0,
+        )
+        """Takes replicas out of service, and puts them back."""
         self._headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._control_headers = {"authorization": f"Bearer {control_key}"}
         self._version = 0
@@ -196,16 +209,17 @@ class HttpInferenceEngine:
             "min_new_tokens": max(request.gconfig.min_new_tokens - len(done), 0),
             "seed": seed,
         }
+        interval = self._keep_seconds if on_tokens is None else 0.0
         body = completion_body(
             prompt + done,
             request.gconfig.model_copy(update=left),
             model=self._model,
             request_id=f"{self._name}-{next(self._numbers)}",
             cache_key=request.rid,
-            stream=on_tokens is not None,
+            stream_interval=interval,
         )
         post = partial(self._caller.post, COMPLETIONS, body, rid=request.rid, headers=self._headers)
-        if on_tokens is None:
+        if interval is None:
             return read_completion(await post(), max_new_tokens=limit, version=version)
         stream = CompletionStream(on_tokens, max_new_tokens=limit, version=version)
         try:
@@ -226,16 +240,20 @@ class HttpInferenceEngine:
     async def update_weights(self, path: Path, version: int) -> None:
         """See `InferenceEngine.update_weights`.
 
-        When a replica fails, those that have the new weights load the previous folder again; one
-        that cannot gets no more requests.
+        A replica that is down is given the weights when it comes back; when none is up, the first
+        one is waited for. One that fails alone is down until `fleet` has brought it up to date, if
+        it does. Else those that have the new weights load the previous folder again; one that
+        cannot gets no more requests.
         """
         if version <= self._version:
             raise WeightUpdateError(
                 f"expected a version above {self._version}, got {version}: versions only grow"
             )
-        previous = None if self._weights is None else (self._weights, self._version)
-        await self._control.update_weights(path, version, previous=previous)
-        self._version, self._weights = version, path
+        async with self.fleet.changing:
+            previous = None if self._weights is None else (self._weights, self._version)
+            await self._control.update_weights(path, version, previous=previous)
+            self._version, self._weights = version, path
+        await self._pool.wait_for_one()
 
     def paused(self) -> AbstractAsyncContextManager[None]:
         """See `InferenceEngine.paused`. May be nested; the outermost one resumes."""
@@ -264,27 +282,6 @@ class HttpInferenceEngine:
     async def load(self) -> ServerLoad | None:
         """Return what the replicas have to do together; None when none of them answers."""
         return await self._control.load()
-
-    async def health(self) -> dict[str, str]:
-        """Ask every replica, and return what is wrong, by URL; empty when all are well.
-
-        A replica that was down and is well again, with the current weights, gets requests again.
-        """
-        problems: dict[str, str] = {}
-        for replica in self._pool.replicas:
-            try:
-                found = await self._control.health(replica)
-            except InferenceError as error:
-                self._pool.mark_down(replica, error)
-                problems[replica.url] = str(error)
-                continue
-            if found.get("version") == self._version:
-                self._pool.mark_up(replica)
-            elif replica.down is not None:
-                problems[replica.url] = (
-                    f"serves version {found.get('version')}, not {self._version}"
-                )
-        return problems
 
     @asynccontextmanager
     async def _deadline(self, what: str) -> AsyncGenerator[None]:
@@ -322,6 +319,7 @@ class HttpInferenceEngine:
         self._version = versions.pop()
         self._open = asyncio.Event()
         self._open.set()
+        self.fleet.changing = asyncio.Lock()
         self._pauses = 0
         self._entered = True
         return self

@@ -44,9 +44,12 @@ def completion_body(
     model: str,
     request_id: str,
     cache_key: str,
-    stream: bool = False,
+    stream_interval: float | None = None,
 ) -> bytes:
-    """Return the body of a completions request for token ids, logprobs and versions."""
+    """Return the body of a completions request for token ids, logprobs and versions.
+
+    With a `stream_interval` the answer is streamed, its events so many seconds apart at least.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": list(prompt),
@@ -71,8 +74,10 @@ def completion_body(
     body.update({name: value for name, value in optional.items() if value})
     if gconfig.seed is not None:
         body["seed"] = gconfig.seed
-    if stream:
+    if stream_interval is not None:
         body["stream"] = True
+        if stream_interval:
+            body["stream_interval"] = stream_interval
     return orjson.dumps(body)
 
 
@@ -130,7 +135,7 @@ def read_scores(content: bytes, lengths: Sequence[int]) -> Scores:
 class CompletionStream:
     """Reads a streamed completions answer line by line; tokens go to `on_tokens` as they come."""
 
-    def __init__(self, on_tokens: TokenSink, *, max_new_tokens: int, version: int) -> None:
+    def __init__(self, on_tokens: TokenSink | None, *, max_new_tokens: int, version: int) -> None:
         self._on_tokens = on_tokens
         self._max_new_tokens = max_new_tokens
         self._version = version
@@ -139,21 +144,21 @@ class CompletionStream:
         self._versions: list[int] = []
         self._stop_reason: StopReason | None = None
 
-    def line(self, line: bytes) -> None:
-        """Take one line of server-sent events.
+    def line(self, line: bytes) -> bool:
+        """Take one line of server-sent events; returns whether a token has come by now.
 
         Raises:
             ServerError: it is not what was asked for, or it tells of an error.
         """
         data = line.removeprefix(b"data:").strip()
         if not line.startswith(b"data:") or data == b"[DONE]":
-            return
+            return self.heard
         try:
             event = cast("dict[str, Any]", orjson.loads(data))
             if "error" in event:
                 raise ServerError(f"the server broke off: {event['error']['message']}")
             if not event["choices"]:
-                return
+                return self.heard
             choice = cast("dict[str, Any]", event["choices"][0])
             ids = cast("list[int]", choice["token_ids"])
             logprobs = cast("list[float]", choice["logprobs"]["token_logprobs"]) if ids else []
@@ -178,8 +183,9 @@ class CompletionStream:
         self._ids += ids
         self._logprobs += logprobs
         self._versions += versions
-        if ids:
+        if ids and self._on_tokens is not None:
             self._on_tokens(ids, logprobs, versions)
+        return self.heard
 
     @property
     def heard(self) -> bool:

@@ -1,11 +1,13 @@
 """Which replica gets a request: the one that has its cache, else the one with the least to do."""
 
+import asyncio
 import itertools
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from areal_agent.aio import Flag
 from areal_agent.errors import EngineFault, InferenceError, ServerError
 
 _MAX_IDLE_ROUTES = 8192
@@ -25,11 +27,15 @@ class Replica:
     """Loop time of the first connection refused in a row."""
     down: InferenceError | None = None
     """Why it gets no more requests."""
+    expected: bool = False
+    """Somebody brings it back when it is down."""
+    calls: set[asyncio.Timeout] = field(default_factory=set[asyncio.Timeout])
+    """Deadlines of the requests in flight; they pass when it goes down."""
 
 
 @dataclass(slots=True)
 class _Route:
-    replica: Replica
+    replica: Replica | None = None
     live: int = 0
 
 
@@ -43,22 +49,49 @@ class ReplicaPool:
         self._routes: OrderedDict[str, _Route] = OrderedDict()
         self._turn = itertools.count()
         self._last_down: InferenceError | None = None
+        self._changed = Flag()
 
     @property
     def up(self) -> list[Replica]:
         """Those that get requests."""
         return [replica for replica in self.replicas if replica.down is None]
 
+    @property
+    def expected(self) -> list[Replica]:
+        """Those that somebody brings back when they are down."""
+        return [replica for replica in self.replicas if replica.expected]
+
     def mark_down(self, replica: Replica, why: InferenceError) -> None:
-        """Send `replica` no more requests."""
+        """Send `replica` no more requests; those in flight there move to another one."""
         if replica.down is None:
             replica.down = why
             self._last_down = why
+            for limit in replica.calls:
+                if not limit.expired():
+                    limit.reschedule(0.0)
 
     def mark_up(self, replica: Replica) -> None:
         """Send `replica` requests again."""
         replica.down = None
         replica.refused_since = None
+        self._changed.set()
+
+    def give_up(self, replica: Replica) -> None:
+        """Nobody brings `replica` back any more."""
+        replica.expected = False
+        self._changed.set()
+
+    async def wait_for_one(self) -> None:
+        """Wait until a replica gets requests, while one that is down is expected back.
+
+        Raises:
+            ServerError: none is (EngineFault when that is how the last one ended).
+        """
+        while not self.up:
+            if not self.expected:
+                raise self._none_left()
+            self._changed.clear()
+            await self._changed.wait()
 
     def choose(self, rid: str | None = None, *, avoid: Replica | None = None) -> Replica:
         """Return the replica for conversation `rid`, another one than `avoid` if there is one.
@@ -70,8 +103,9 @@ class ReplicaPool:
         if not up:
             raise self._none_left()
         route = self._routes.get(rid) if rid is not None else None
-        if route is not None and route.replica.down is None and route.replica is not avoid:
-            return route.replica
+        known = None if route is None else route.replica
+        if known is not None and known.down is None and known is not avoid:
+            return known
         others = [replica for replica in up if replica is not avoid] or up
         start = next(self._turn) % len(others)
         chosen = min(others[start:] + others[:start], key=lambda replica: replica.running)
@@ -87,7 +121,7 @@ class ReplicaPool:
     @contextmanager
     def conversation(self, rid: str) -> Generator[None]:
         """Keep `rid` on one replica while the body runs, and for a while afterwards."""
-        route = self._routes.pop(rid, None) or _Route(self.choose())
+        route = self._routes.pop(rid, None) or _Route()
         self._routes[rid] = route
         route.live += 1
         try:

@@ -22,9 +22,9 @@ class Detokenizer:
         self._window = 0
         self._given = 0
 
-    def push(self, token: int) -> str:
-        """Add a token; return the text that became certain."""
-        self._ids.append(token)
+    def push(self, *tokens: int) -> str:
+        """Add tokens; return the text that became certain."""
+        self._ids += tokens
         return self._advance(final=False)
 
     def finish(self) -> str:
@@ -54,10 +54,10 @@ class StopMatcher:
         self._given = 0
         self.matched: str | None = None
 
-    def push(self, token: int) -> bool:
-        """Add a token; True when a stop string is now complete."""
+    def push(self, *tokens: int) -> bool:
+        """Add tokens; True when a stop string is now complete."""
         if self.matched is None:
-            self._extend(self._detokenizer.push(token))
+            self._extend(self._detokenizer.push(*tokens))
         return self.matched is not None
 
     def take(self) -> str:

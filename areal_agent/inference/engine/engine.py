@@ -16,7 +16,7 @@ from areal_agent.inference.engine.detokenize import Decode, StopMatcher
 from areal_agent.inference.engine.loop import DecodeLoop
 from areal_agent.inference.engine.request import GenerateRequest, Generation, Sequence
 from areal_agent.inference.engine.runner import Runner
-from areal_agent.inference.engine.ticket import Ticket
+from areal_agent.inference.engine.ticket import PartBuffer, Ticket
 
 logger = logging.getLogger(__name__)
 
@@ -89,8 +89,12 @@ class Engine:
 
     # --- requests ---------------------------------------------------------------------------------
 
-    def submit(self, request: GenerateRequest, *, stream: bool = False) -> Ticket:
+    def submit(
+        self, request: GenerateRequest, *, stream: bool = False, interval_seconds: float = 0.0
+    ) -> Ticket:
         """Queue a request whose ids and settings are known to be valid.
+
+        With `stream`, parts come at least `interval_seconds` apart.
 
         Raises:
             EngineFault: the engine has broken or is not running.
@@ -98,17 +102,20 @@ class Engine:
         ticket = Ticket(self.cancel, self._running_loop().create_future())
         stop = request.params.stop
 
-        def done(generation: Generation) -> None:
-            self._events.append(lambda: self._settle(ticket, generation))
+        parts = PartBuffer(
+            lambda part: self._events.append(lambda: ticket.feed(part)), interval_seconds
+        )
 
-        def tokens(ids: list[int], logprobs: list[float], versions: list[int]) -> None:
-            self._events.append(lambda: ticket.feed((ids, logprobs, versions)))
+        def done(generation: Generation) -> None:
+            if stream:
+                parts.flush(sequence)
+            self._events.append(lambda: self._settle(ticket, generation))
 
         sequence = Sequence(
             request,
             limit=min(len(request.prompt) + request.params.max_tokens, self.max_model_len),
             on_done=done,
-            on_tokens=tokens if stream else None,
+            on_token=parts.sampled if stream else None,
             matcher=StopMatcher(self._decode_ids, stop) if stop else None,
         )
         ticket.sequence = sequence

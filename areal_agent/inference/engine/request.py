@@ -68,7 +68,8 @@ class Sequence:
     limit: int
     """Most tokens of prompt and reply together."""
     on_done: Callable[[Generation], None]
-    on_tokens: Callable[[list[int], list[float], list[int]], None] | None = None
+    on_token: "Callable[[Sequence], None] | None" = None
+    """Hears of each sampled token."""
     matcher: StopMatcher | None = None
     tokens: list[int] = field(default_factory=list[int])
     """Prompt and reply."""
@@ -98,8 +99,8 @@ class Sequence:
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.versions.append(version)
-        if self.on_tokens is not None:
-            self.on_tokens([token], [logprob], [version])
+        if self.on_token is not None:
+            self.on_token(self)
         if token in self.request.params.stop_ids:
             return "stop"
         if self.matcher is not None and self.matcher.push(token):

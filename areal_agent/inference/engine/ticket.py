@@ -1,12 +1,36 @@
 """What a caller holds of a request in flight. Belongs to the event loop."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 
 from areal_agent.inference.engine.request import Generation, Sequence
 
 Part = tuple[list[int], list[float], list[int]]
 """Token ids, logprobs and versions that came since the last part."""
+
+
+class PartBuffer:
+    """Hands on what a request has sampled, at least `seconds` apart. The engine thread's own."""
+
+    def __init__(self, emit: Callable[[Part], None], seconds: float) -> None:
+        self._emit = emit
+        self._seconds = seconds
+        self._since = time.monotonic()
+        self._given = 0
+
+    def sampled(self, sequence: Sequence) -> None:
+        """Note that there is a token more."""
+        if time.monotonic() - self._since >= self._seconds:
+            self.flush(sequence)
+
+    def flush(self, sequence: Sequence) -> None:
+        """Hand on what was not yet."""
+        self._since = time.monotonic()
+        start, self._given = self._given, len(sequence.logprobs)
+        if self._given > start:
+            ids = sequence.tokens[sequence.prompt_length + start :]
+            self._emit((ids, sequence.logprobs[start:], sequence.versions[start:]))
 
 
 class Ticket:

@@ -45,7 +45,7 @@ async def chat_completions(request: Request) -> Response:
     options = read_options(body, state, new_id=name, max_tokens=_max_tokens(body, room))
     body.finish()
     answer = ChatAnswer(state, state.chat, options, prompt, wants_logprobs, tools, name)
-    tickets = [state.engine.submit(r, stream=options.stream) for r in options.requests(prompt)]
+    tickets = options.submit(prompt, state.engine)
     if options.stream:
         return EventStream(tickets, lambda emit: answer.stream(tickets, emit))
     return json_response(answer.whole(await results(tickets, request.receive)))

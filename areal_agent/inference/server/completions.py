@@ -37,7 +37,7 @@ async def completions(request: Request) -> Response:
     )
     body.finish()
     answer = CompletionAnswer(state, options, prompt, wants_logprobs, name)
-    tickets = [state.engine.submit(r, stream=options.stream) for r in options.requests(prompt)]
+    tickets = options.submit(prompt, state.engine)
     if options.stream:
         return EventStream(tickets, lambda emit: answer.stream(tickets, emit))
     return json_response(answer.whole(await results(tickets, request.receive)))

@@ -3,8 +3,10 @@
 import random
 from dataclasses import dataclass, replace
 
+from areal_agent.inference.engine.engine import Engine
 from areal_agent.inference.engine.request import GenerateRequest, SamplingParams
 from areal_agent.inference.engine.sampler import derive_seed
+from areal_agent.inference.engine.ticket import Ticket
 from areal_agent.inference.server.state import ServerState
 from areal_agent.net.api_error import ApiError
 from areal_agent.net.body import Body, include_usage
@@ -17,24 +19,30 @@ class Options:
     """What a client wants back, and how it is sampled."""
 
     params: SamplingParams
-    """Without a seed; `requests` gives each choice its own."""
+    """Without a seed; `submit` gives each choice its own."""
     seed: int
     n: int
     stream: bool
+    stream_interval: float
+    """Seconds between events of a stream, at least."""
     include_usage: bool
     return_token_ids: bool
     return_weight_versions: bool
     request_id: str
     cache_key: str | None
 
-    def requests(self, prompt: list[int]) -> list[GenerateRequest]:
-        """One engine request per choice, with seeds of their own."""
+    def submit(self, prompt: list[int], engine: Engine) -> list[Ticket]:
+        """Ask the engine for each choice, with seeds of their own."""
         return [
-            GenerateRequest(
-                id=self.request_id,
-                prompt=prompt,
-                params=replace(self.params, seed=derive_seed(self.seed, i)),
-                cache_key=self.cache_key,
+            engine.submit(
+                GenerateRequest(
+                    id=self.request_id,
+                    prompt=prompt,
+                    params=replace(self.params, seed=derive_seed(self.seed, i)),
+                    cache_key=self.cache_key,
+                ),
+                stream=self.stream,
+                interval_seconds=self.stream_interval,
             )
             for i in range(self.n)
         ]
@@ -59,11 +67,15 @@ def read_options(body: Body, state: ServerState, *, new_id: str, max_tokens: int
     )
     _check(params, vocab)
     with_usage = include_usage(body)
+    if body.has("stream_interval") and body.fields.get("stream") is not True:
+        raise ApiError("stream_interval: only with stream", param="stream_interval")
+    interval = body.number("stream_interval", 0.0, 0.0, 3600.0)
     return Options(
         params=params,
         seed=body.integer("seed", random.getrandbits(62), 0),
         n=body.integer("n", 1, 1, MAX_CHOICES),
         stream=body.boolean("stream"),
+        stream_interval=interval,
         include_usage=with_usage,
         return_token_ids=body.boolean("return_token_ids"),
         return_weight_versions=body.boolean("return_weight_versions"),

@@ -12,12 +12,16 @@ class StreamedText:
 
     def __init__(self, decode: Decode, params: SamplingParams) -> None:
         self._matcher = StopMatcher(decode, params.stop)
+        self._stops = params.stop
         self._stop_ids = params.stop_ids
 
     def push(self, ids: list[int]) -> str:
         """Add tokens; return the text that became certain."""
-        for token in ids:
-            if token not in self._stop_ids:
+        kept = [token for token in ids if token not in self._stop_ids]
+        if not self._stops:
+            self._matcher.push(*kept)  # many at once cost what one does
+        else:
+            for token in kept:  # as the engine does: the first to be complete counts
                 self._matcher.push(token)
         return self._matcher.take()
 

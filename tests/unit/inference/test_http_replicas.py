@@ -87,15 +87,15 @@ async def test_another_server_at_the_address_is_found_out():
                 pass
 
 
-async def test_health_names_what_is_wrong_and_revives_what_is_well():
+async def test_a_look_names_what_is_wrong_and_revives_what_is_well():
     async with scripted() as server, engine_for(server) as engine:
-        assert await engine.health() == {}
+        assert await engine.fleet.look() == {}
         server.fault = "out of memory"
-        assert "out of memory" in (await engine.health())[server.url]
+        assert "out of memory" in str((await engine.fleet.look())[0])
         with pytest.raises(EngineFault):
             await engine.agenerate(ask())
         server.fault = None
-        assert await engine.health() == {}
+        assert await engine.fleet.look() == {}
         assert (await engine.agenerate(ask())).stop_reason == "stop"
 
 

@@ -109,6 +109,21 @@ async def test_the_openai_client_completes_and_streams(server: Served) -> None:
     assert [v for e in extras for v in e["weight_versions"]] == [0] * len(ids)
 
 
+async def test_a_stream_may_come_in_few_parts(server: Served) -> None:
+    asked: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9, "seed": 4, "logprobs": 0}
+    asked |= {"ignore_eos": True, "return_token_ids": True, "return_weight_versions": True}
+    whole = (await server.complete(**asked))["choices"][0]
+    asked |= {"stream": True, "stream_interval": 600}
+    text = (await server.client.post("/v1/completions", json=asked)).text
+    *events, end = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert end == "[DONE]"
+    tokens, last = [orjson.loads(line)["choices"][0] for line in events]
+    for name in ("token_ids", "weight_versions", "logprobs", "prompt_token_ids"):
+        assert tokens[name] == whole[name]
+    assert tokens["text"] + last["text"] == whole["text"]
+    assert (tokens["finish_reason"], last["finish_reason"]) == (None, "length")
+
+
 async def test_several_choices_stream_side_by_side(server: Served) -> None:
     body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 9, "seed": 4, "n": 3}
     whole = await server.complete(**body)
@@ -176,6 +191,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "unknown": ({"prompt": "a", "guided_json": {}}, "guided_json", "not supported"),
     "echo": ({"prompt": "a", "echo": True}, "echo", "only supported value"),
     "usage": ({"prompt": "a", "stream_options": {}}, "stream_options", "only with stream"),
+    "interval": ({"prompt": "a", "stream_interval": 1}, "stream_interval", "only with stream"),
 }
 
 
