@@ -164,7 +164,8 @@ class _Turns:
                     "reward": reward,
                     "sampling": request.gconfig.model_dump(),
                     **_times(call),
-                    "ttft": round(response.ttft_seconds, 4),
+                    "latency": response.latency_seconds,
+                    "ttft": response.ttft_seconds,
                 }
             )
             self.responses.append(response)
