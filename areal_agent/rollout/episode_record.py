@@ -258,8 +258,7 @@ def _tool(call: Call) -> dict[str, Any]:
         "result": None if call.result is None else Json(call.result),
         "shown": call.shown,
         "error": call.error,
-        "exact": call.args is not None
-        and (call.result is not None or call.error is not None or call.ended is None),
+        "returned": call.result is not None,
         **_times(call),
     }
 

@@ -156,7 +156,7 @@ def _tool(tool: Mapping[str, Any]) -> Iterator[str]:
         yield from _said("raised", f"{tool['error']['type']}: {tool['error']['message']}")
     elif tool["at"][1] is None:
         yield "  never ended"
-    elif tool["exact"]:
+    elif tool["returned"]:
         yield from _said("returned", _short(tool["result"]))
 
 

@@ -1,4 +1,4 @@
-"""The recorded world: an engine and inputs that say what they said when the episode was recorded."""
+"""The recorded world: an engine and inputs that say what they said when it was recorded."""
 
 import builtins
 import json
@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -26,6 +27,8 @@ class ReplayEngine:
         self._decode = decode
         self._version = version
         self._calls = 0
+        calls = [event.record for event in script.events if event.kind == "model"]
+        self._seeds = {call["sampling"]["seed"] for call in calls}
 
     @property
     def version(self) -> int:
@@ -65,11 +68,10 @@ class ReplayEngine:
         Seeds come from the order of calls, which may vary among those that go on at once.
         """
         recorded = event.record["sampling"]
-        seeds = {e.record["sampling"]["seed"] for e in self._script.events if e.kind == "model"}
         return (
             event.prompt_ids == prompt
             and {**recorded, "seed": 0} == {**sampling, "seed": 0}
-            and sampling["seed"] in seeds
+            and sampling["seed"] in self._seeds
         )
 
     async def score(self, rows: Sequence[Sequence[int]], *, temperature: float = 1.0) -> Scores:
@@ -156,7 +158,7 @@ class ReplayedInputs:
         record = event.record
         if record["error"] is not None:
             raise error_of(record["error"])
-        if not record["exact"] and record["result"] is None and text is not None:
+        if not record["returned"]:
             self._no_result(event)
         return record["result"]
 
@@ -184,12 +186,14 @@ def error_of(facts: Mapping[str, Any] | None) -> Exception:
     module = sys.modules.get(facts["module"], builtins)
     known = getattr(module, name, None)
     if args is not None and isinstance(known, type) and issubclass(known, Exception):
-        try:
-            error = known(*args)
-            if str(error) == facts["message"]:
-                return error
-        except Exception:  # noqa: BLE001 - a class of the user's, which wants something else
-            known = None
+        # What a class makes of its arguments may be other ones, which it does not take again.
+        for make in (known, partial(known.__new__, known)):
+            try:
+                error = make(*args)
+                if type(error) is known and str(error) == facts["message"]:
+                    return error
+            except Exception:  # noqa: BLE001, S112 - a class of the user's may do anything
+                continue
     return type(name, (Exception,), {})(facts["message"])
 
 

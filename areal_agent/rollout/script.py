@@ -56,9 +56,7 @@ class Event:
 class Script:
     """The calls of one recorded episode, and how far they have come."""
 
-    def __init__(
-        self, events: list[Event], *, patience_seconds: float = PATIENCE_SECONDS
-    ) -> None:
+    def __init__(self, events: list[Event], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self.events = sorted(events, key=lambda event: event.began)
         self.difference: Difference | None = None
         """The first one; nothing is answered after it."""

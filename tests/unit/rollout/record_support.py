@@ -14,9 +14,11 @@ def text(ids):
     return "".join(chr(97 + i) for i in ids)
 
 
-async def ran(workflow, engine=None, data=None, **facts):
+async def ran(workflow, engine=None, data=None, *, seconds=5, **facts):
     spec = EpisodeSpec("0:3:1", "0:3", seed=5, epoch=0, index=3, sample=1, **facts)
-    run = await run_episode(workflow, engine or FakeEngine(), data or {}, spec, timeout_seconds=5)
+    run = await run_episode(
+        workflow, engine or FakeEngine(), data or {}, spec, timeout_seconds=seconds
+    )
     return run.episode
 
 

@@ -93,7 +93,7 @@ async def test_failures_calls_without_an_answer_and_tools_are_recorded():
     assert record["failure"]["type"] == "ValueError"
     assert "garbage" in record["failure"]["traceback"]
     [tool], [call] = record["tools"], record["failed_calls"]
-    assert (tool["name"], tool["args"], tool["exact"]) == ("broken", [["x"], {}], True)
+    assert (tool["name"], tool["args"], tool["returned"]) == ("broken", [["x"], {}], False)
     assert tool["error"]["type"] == "LookupError"
     assert (call["prompt_ids"], call["error"]["message"]) == ([1], "garbage")
     assert (record["rows"], record["turns"]) == ([], [])
