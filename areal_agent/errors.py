@@ -10,6 +10,7 @@
     ├── TrajectoryError (ValueError)          what a workflow returned cannot be trained on
     ├── InferenceError (RuntimeError)         no tokens could be had
     │   ├── RequestError                      the server refused the request (4xx): do not retry
+    │   │   └── LimitReached                  the episode has used what it may use
     │   ├── ServerError                       the server failed or could not be reached: retried
     │   ├── EngineFault                       the engine broke; every waiting request fails with it
     │   └── WeightUpdateError                 new weights were not loaded; the old ones still serve
@@ -73,6 +74,10 @@ class RequestError(InferenceError):
     def __init__(self, message: str, *, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
+
+
+class LimitReached(RequestError):
+    """The episode has used all that it may; the settings say what becomes of it."""
 
 
 class ServerError(InferenceError):

@@ -154,6 +154,11 @@ class TrajectoryGroup:
     """For each surviving episode, its rows."""
 
     @property
+    def rewards(self) -> list[float]:
+        """For each episode, the mean reward of its rows."""
+        return [sum(row.reward for row in rows) / len(rows) for rows in self.episodes]
+
+    @property
     def oldest_version(self) -> int:
         """The smallest version among all sampled tokens of the group."""
         return min(row.oldest_version for rows in self.episodes for row in rows)

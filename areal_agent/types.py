@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from areal_agent.config.generation import GenerationHyperparameters
+from areal_agent.config.rollout_limits import LimitName
 
 __all__ = [
+    "INFRASTRUCTURE_OUTCOMES",
     "TRAINABLE_OUTCOMES",
     "Call",
     "Episode",
@@ -43,10 +45,16 @@ Outcome = Literal[
     "stale",
     "cancelled",
 ]
-"""How an episode ended. Each episode has exactly one."""
+"""How an episode ended. Each episode has exactly one. ``stale`` replaces ``ok`` and ``truncated``
+when the episode's group became too old before it was trained on."""
 
 TRAINABLE_OUTCOMES: frozenset[Outcome] = frozenset({"ok", "truncated"})
 """Only these may enter a batch or a baseline."""
+
+INFRASTRUCTURE_OUTCOMES: frozenset[Outcome] = frozenset(
+    {"inference_error", "timeout", "reward_error", "cancelled"}
+)
+"""These say nothing about the policy: such an episode is run again, within a budget."""
 
 PromptId = str
 """One occurrence of a prompt: ``"<epoch>:<index>"``. Members of a group share it."""
@@ -150,7 +158,8 @@ class Failure:
     """What went wrong in an episode, kept as data."""
 
     place: str
-    """Where: ``workflow``, ``reward``, ``inference``, ``trajectory``, ``timeout``, ``accept``."""
+    """Where: ``workflow``, ``reward``, ``inference``, ``trajectory``, ``timeout``, ``cancelled``,
+    ``accept``."""
     type: str
     """Name of the exception's class."""
     message: str
@@ -236,6 +245,10 @@ class Episode:
     """Wall time from start to end."""
     tape: Tape | None = field(default=None, repr=False, compare=False)
     """What came into it from outside, in the order of things; None when that is not known."""
+    limit: LimitName | None = None
+    """The limit of `rollout.limits` that it hit."""
+    dropped: str = ""
+    """Why it was left out of training although it ended well; a word, such as ``refused``."""
 
     def __post_init__(self) -> None:
         """A failure is explained, a success is not."""

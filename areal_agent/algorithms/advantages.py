@@ -3,6 +3,7 @@
 Legend: N rows, G groups. Groups are told apart by id, never by position.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +80,15 @@ def group_advantages(
         has_signal=signal[group],
         group_has_signal=signal,
     )
+
+
+def rewards_differ(rewards: Sequence[float]) -> bool:
+    """Tell whether the episodes of a group can be told apart by these rewards, one of each."""
+    if len(rewards) < 2:
+        return False
+    highest, lowest = max(rewards), min(rewards)
+    largest = max(abs(highest), abs(lowest))
+    return highest - lowest > max(RELATIVE_NOISE * largest, ABSOLUTE_NOISE)
 
 
 def _check_rewards(rewards: Tensor, group_ids: Tensor) -> None:

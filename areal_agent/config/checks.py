@@ -95,6 +95,12 @@ def _training(config: "ExperimentConfig") -> Iterator[Problem]:
             f"expected at most max_concurrent_rollouts = {rollout.max_concurrent_rollouts}, got "
             f"{rollout.min_concurrent_rollouts}: lower it, or raise the other",
         )
+    if rollout.group.min_size > samples:
+        yield (
+            ("rollout", "group", "min_size"),
+            f"a group has gconfig.n_samples = {samples} episodes, so none would have the "
+            f"{rollout.group.min_size} that rollout.group.min_size asks for: lower it",
+        )
     rows = rollout.consumer_batch_size * samples
     if config.actor.ppo_n_minibatches > rows:
         yield (

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from areal_agent.config.base import ConfigModel
-from areal_agent.config.rollout_limits import LimitsConfig
+from areal_agent.config.rollout_limits import GroupConfig, LimitsConfig
 
 WeightUpdateMode = Literal["keep", "recompute", "abort"]
 
@@ -91,6 +91,17 @@ class RolloutConfig(ConfigModel):
 
     limits: LimitsConfig = LimitsConfig()
     """What one episode may use."""
+
+    group: GroupConfig = GroupConfig()
+    """What happens to a group when some of its episodes fail."""
+
+    should_accept: str | None = None
+    """A function that says which finished groups are trained on: ``module:function`` or
+    ``path/to/file.py:function``. It gets a `TrajectoryGroup`. None trains on all."""
+
+    dynamic_sampling: bool = False
+    """Drop groups whose rewards are all equal and run others in their place until the batch is
+    full (DAPO). Otherwise they take up places in the batch, and the loss leaves them out."""
 
     server: ServerConfig = ServerConfig()
     """The embedded inference server."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from areal_agent.config.experiment import ExperimentConfig
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.evaluate import run_all
 from areal_agent.rollout.workflow import RolloutWorkflow
@@ -57,13 +58,13 @@ class Evaluator:
         rows: Sequence[Mapping[str, Any]],
         *,
         max_concurrent_rollouts: int,
-        episode_timeout_seconds: float,
+        limits: LimitsConfig,
         seed: int,
     ) -> None:
         self.engine = engine
         self.rows = rows
         self.max_concurrent_rollouts = max_concurrent_rollouts
-        self.episode_timeout_seconds = episode_timeout_seconds
+        self.limits = limits
         self.seed = seed
 
     @classmethod
@@ -78,7 +79,7 @@ class Evaluator:
             engine,
             rows,
             max_concurrent_rollouts=config.evaluator.max_concurrent_rollouts,
-            episode_timeout_seconds=config.rollout.limits.seconds,
+            limits=config.rollout.limits,
             seed=config.seed,
         )
 
@@ -96,7 +97,7 @@ class Evaluator:
             workflow,
             list(self.rows[:n_problems]),
             max_concurrent=self.max_concurrent_rollouts,
-            timeout_seconds=self.episode_timeout_seconds,
+            limits=self.limits,
             seed=self.seed,
             progress=progress,
         )

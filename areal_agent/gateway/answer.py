@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from areal_agent.aio import task_group
-from areal_agent.errors import EngineFault, InferenceError, RequestError
+from areal_agent.errors import EngineFault, InferenceError, LimitReached, RequestError
 from areal_agent.gateway.exchange import Exchange
 from areal_agent.gateway.session import Session
 from areal_agent.gateway.transport import CANCELS
@@ -146,7 +146,8 @@ def told(error: ApiError | InferenceError) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestError):
-        return ApiError(str(error))
+        limit = isinstance(error, LimitReached)
+        return ApiError(str(error), code="episode_limit_reached" if limit else None)
     code = "engine_fault" if isinstance(error, EngineFault) else "engine_unavailable"
     return ApiError(str(error), status=503, type="server_error", code=code)
 

@@ -44,9 +44,14 @@ class RolloutStats:
     """Too old at consumption; each was issued again."""
     dropped: int
     """Finished without use."""
+    dropped_why: Mapping[str, int]
+    """The same by reason: ``too_few`` episodes were left, one failed and the group with it
+    (``fail_fast``), ``zero_variance`` of the rewards, ``refused`` by should_accept, which may also
+    fail (``filter_error``)."""
     episodes: int
-    """Finished."""
+    """Finished, each try by itself."""
     output_tokens: int
     """Sampled in finished episodes."""
     outcomes: Mapping[str, int]
+    """Episodes whose fate is settled; those of groups that wait for the trainer are not."""
     waiting_for: str

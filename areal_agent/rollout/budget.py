@@ -3,7 +3,8 @@
 from collections import Counter
 
 from areal_agent.errors import RolloutError
-from areal_agent.types import TRAINABLE_OUTCOMES, Episode, Failure
+from areal_agent.rollout.filters import Refusal
+from areal_agent.types import Episode, Failure
 
 
 class Budget:
@@ -23,7 +24,9 @@ class Budget:
         """Count one episode."""
         if episode.failure is None:
             self.failures = 0
-            if episode.outcome not in TRAINABLE_OUTCOMES:
+            if episode.limit is not None and episode.outcome == "rejected":
+                self._causes[f"episodes were rejected at rollout.limits.{episode.limit}"] += 1
+            elif episode.outcome == "rejected":
                 self._causes["episodes were rejected: arun_episode returned None"] += 1
             return
         self.failures += 1
@@ -31,15 +34,16 @@ class Budget:
         self._causes[cause] += 1
         self._examples.setdefault(cause, episode.failure)
 
-    def empty(self, reason: str = "", failure: Failure | None = None) -> None:
-        """Count a group without use; `reason` when its episodes do not say why."""
+    def empty(self, refusal: Refusal | None = None) -> None:
+        """Count a group without use; without a `refusal` its episodes say why."""
         self.empty_groups += 1
-        if failure is not None:
-            cause = f"{reason}: {failure.type}"
-            self._causes[cause] += 1
-            self._examples.setdefault(cause, failure)
-        elif reason:
-            self._causes[reason] += 1
+        if refusal is None:
+            return
+        cause = refusal.cause
+        if refusal.failure is not None:
+            cause = f"{cause}: {refusal.failure.type}"
+            self._examples.setdefault(cause, refusal.failure)
+        self._causes[cause] += 1
 
     def usable(self) -> None:
         """Count a group that may be trained on: everything starts anew."""

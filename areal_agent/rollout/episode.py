@@ -5,28 +5,26 @@ An exception in a workflow is data. It ends its episode and nothing else.
 
 import asyncio
 import copy
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from areal_agent.aio import first_error
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.data.seeds import derive_seed
-from areal_agent.errors import InferenceError, RewardError, SessionTimeout, TrajectoryError
 from areal_agent.inference.base import InferenceEngine
-from areal_agent.rollout.checks import check_rows
 from areal_agent.rollout.clock import start_clock
 from areal_agent.rollout.context import WorkflowContext, set_context, set_inputs
 from areal_agent.rollout.inputs import Inputs, TapedInputs
+from areal_agent.rollout.limits import EpisodeLimits, start_limits
 from areal_agent.rollout.live import LiveEpisode, enter_episode
+from areal_agent.rollout.outcomes import Ending, Judge, interrupts, of_cancellation, of_error
 from areal_agent.rollout.recording import EpisodeEngine
-from areal_agent.rollout.results import as_trajectories
+from areal_agent.rollout.stoppable import Stoppable
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory
-from areal_agent.types import Episode, Failure, Interaction, Outcome, PromptId, Score, Tape
+from areal_agent.types import Episode, PromptId, Tape
 
-_MAX_TRACEBACK_CHARS = 8_000
-_MAX_MESSAGE_CHARS = 2_000
+DEFAULT_LIMITS = LimitsConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +41,23 @@ class EpisodeSpec:
     sample: int = 0
     """Member of the group."""
     is_eval: bool = False
+    attempt: int = 0
+    """How often it was run before and failed; each try has seeds of its own."""
+
+    def retried(self, attempt: int) -> "EpisodeSpec":
+        """Return the next try of this episode."""
+        return replace(self, id=f"{self.id}~{attempt}", attempt=attempt)
 
     def tape(self, data: Mapping[str, Any]) -> Tape:
         """Return a new tape of this episode."""
         facts = {"seed": self.seed, "epoch": self.epoch, "index": self.index, "sample": self.sample}
-        return Tape(facts, data)
+        return Tape(facts | {"attempt": self.attempt} if self.attempt else facts, data)
 
     @property
     def random_seed(self) -> int:
         """Seed of the choices that the episode's own code makes."""
         kind = "random of eval" if self.is_eval else "random of train"
-        return derive_seed(kind, self.seed, self.epoch, self.index, self.sample)
+        return derive_seed(kind, self.seed, self.epoch, self.index, self.sample, *self._again)
 
     def call_seed(self, turn: int, configured: int | None) -> int:
         """Return the sampling seed of one model call; `configured` stands in for the run's."""
@@ -64,7 +68,12 @@ class EpisodeSpec:
             self.index,
             self.sample,
             turn,
+            *self._again,
         )
+
+    @property
+    def _again(self) -> tuple[int | str, ...]:
+        return ("again", self.attempt) if self.attempt else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +84,8 @@ class EpisodeRun:
     rows: Sequence[Trajectory] = ()
     output_tokens: int = 0
     """Tokens that were sampled, trained on or not."""
-
-
-@dataclass(slots=True)
-class _Ending:
-    outcome: Outcome
-    rows: list[Trajectory] = field(default_factory=list[Trajectory])
-    interactions: Sequence[Interaction] | None = None
-    failure: Failure | None = None
-    score: Score | None = None
-    """Stands in for rows, in evaluation."""
+    attempt: int = 0
+    """How often it was run before and failed."""
 
 
 async def run_episode(
@@ -93,14 +94,63 @@ async def run_episode(
     data: Mapping[str, Any],
     spec: EpisodeSpec,
     *,
-    timeout_seconds: float,
+    limits: LimitsConfig = DEFAULT_LIMITS,
     vocab_size: int | None = None,
     inputs: Inputs | None = None,
+    on_end: Callable[[EpisodeRun], None] | None = None,
 ) -> EpisodeRun:
     """Run one episode on its own copy of `data`. Raises nothing but its own cancellation.
 
-    `inputs` stand in for the world, in a replay.
+    Code that goes on after the episode's end was due is left behind after `limits.grace_seconds`.
+
+    Args:
+        workflow: what the episode does.
+        engine: samples its replies.
+        data: the dataset row.
+        spec: which episode it is.
+        limits: what it may use.
+        vocab_size: of the trained model.
+        inputs: stand in for the world, in a replay.
+        on_end: hears how it ended, also when it was cancelled.
     """
+    live = _enter(spec)
+    tape = spec.tape(data)
+    set_inputs(TapedInputs(tape, spec.random_seed) if inputs is None else inputs)
+    used = start_limits(limits)
+    recorder = EpisodeEngine(engine, spec.id, spec.call_seed, tape, used)
+    clock = start_clock(limits.seconds)
+    result: object = None
+    error: BaseException | None = None
+    try:
+        async with clock.limit:
+            code = _begun(workflow, recorder, copy.deepcopy(dict(data)))
+            live.code = Stoppable(code, grace_seconds=limits.grace_seconds)
+            result = await live.code
+    except BaseException as caught:
+        # The episode boundary: whatever a workflow raises becomes data.
+        if interrupts(caught):
+            raise
+        error = caught
+    recorder.close()
+    if clock.limit.expired():
+        used.out_of_time()
+    # One more than is served everywhere: a server may have taken the next version already.
+    judge = Judge(recorder.version + 1, vocab_size, trained=not spec.is_eval)
+    is_cancelled = live.end()
+    try:
+        ending = _ending(judge, result, error, used, recorder, live)
+        tape.rows = ending.rows
+        run = _record(spec, recorder, ending, clock.seconds, tape)
+        if on_end is not None:
+            on_end(run)
+        if is_cancelled:
+            raise asyncio.CancelledError if error is None else error
+        return run
+    finally:
+        error = None  # it leads to this frame
+
+
+def _enter(spec: EpisodeSpec) -> LiveEpisode:
     set_context(
         WorkflowContext(
             is_eval=spec.is_eval,
@@ -109,109 +159,44 @@ async def run_episode(
             episode_id=spec.id,
         )
     )
-    enter_episode(LiveEpisode(spec.id, spec.prompt_id, task=asyncio.current_task()))
-    tape = spec.tape(data)
-    set_inputs(TapedInputs(tape, spec.random_seed) if inputs is None else inputs)
-    recorder = EpisodeEngine(engine, spec.id, spec.call_seed, tape)
-    clock = start_clock(timeout_seconds)
-    try:
-        async with clock.limit:
-            result = await workflow.arun_episode(recorder, copy.deepcopy(dict(data)))
-        if isinstance(result, Score) and spec.is_eval:
-            ending = _Ending("truncated" if result.truncated else "ok", score=result)
-        else:
-            # One more than is served everywhere: a server may have taken the next version already.
-            newest = recorder.version + 1
-            ending = _ending(result, newest, vocab_size, trained=not spec.is_eval)
-    except KeyboardInterrupt:
-        raise
-    except asyncio.CancelledError as error:
-        if _is_ours():
-            raise
-        ending = _failed(error, "workflow_error", "workflow")
-    except BaseException as error:
-        # The episode boundary: whatever a workflow raises becomes data.
-        if any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error)):
-            raise
-        ending = _ending_of(error, clock.limit.expired(), timeout_seconds)
-    recorder.close()
-    tape.rows = ending.rows
-    return _record(spec, recorder, ending, clock.seconds, tape)
+    live = LiveEpisode(spec.id, spec.prompt_id, task=asyncio.current_task())
+    enter_episode(live)
+    return live
 
 
-def _is_ours() -> bool:
-    """Tell a cancellation of this task from a stray CancelledError that a workflow let out."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def _begun(
+    workflow: RolloutWorkflow, engine: InferenceEngine, data: dict[str, Any]
+) -> Coroutine[Any, Any, object]:
+    code: Any = workflow.arun_episode(engine, data)
+    if isinstance(code, Coroutine):
+        return code  # pyright: ignore[reportUnknownVariableType]
 
+    async def wait() -> object:
+        return await code
 
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
+    return wait()
 
 
 def _ending(
-    result: object, newest_version: int, vocab_size: int | None, *, trained: bool
-) -> _Ending:
-    rows = as_trajectories(result)
-    if rows is None:
-        return _Ending("rejected")
-    rows = check_rows(rows, newest_version=newest_version, vocab_size=vocab_size, trained=trained)
-    outcome: Outcome = "truncated" if any(row.truncated for row in rows) else "ok"
-    ending = _Ending(outcome, rows)
-    if isinstance(result, Mapping):
-        values = list(result.values())
-        if isinstance(values[0], Interaction):
-            ending.interactions = values
-    return ending
-
-
-def _ending_of(error: BaseException, expired: bool, timeout_seconds: float) -> _Ending:
-    cause = first_error(error)
-    if isinstance(cause, TimeoutError) and expired:
-        message = f"the episode took longer than {timeout_seconds:g} s (rollout.limits.seconds)"
-        failure = replace(describe(error, "timeout"), type="TimeoutError", message=message)
-        return _Ending("timeout", failure=failure)
-    if isinstance(cause, SessionTimeout):
-        return _failed(error, "timeout", "timeout")
-    if isinstance(cause, InferenceError):
-        return _failed(error, "inference_error", "inference")
-    if isinstance(cause, RewardError):
-        return _failed(error, "reward_error", "reward")
-    if isinstance(cause, TrajectoryError):
-        return _failed(error, "workflow_error", "trajectory")
-    return _failed(error, "workflow_error", "workflow")
-
-
-def _failed(error: BaseException, outcome: Outcome, place: str) -> _Ending:
-    return _Ending(outcome, failure=describe(error, place))
-
-
-def describe(error: BaseException, place: str) -> Failure:
-    """Turn an exception into data, named after its first leaf when it is a group.
-
-    One whose text cannot be had is named all the same.
-    """
-    cause = first_error(error)
+    judge: Judge,
+    result: object,
+    error: BaseException | None,
+    used: EpisodeLimits,
+    recorder: EpisodeEngine,
+    live: LiveEpisode,
+) -> Ending:
     try:
-        message = str(cause)
-    except Exception as inner:  # noqa: BLE001 - str() of a user's exception may do anything
-        message = f"<its text could not be had: {type(inner).__name__}>"
-    try:
-        trace = "".join(traceback.format_exception(error))
-    except Exception:  # noqa: BLE001 - see above
-        trace = "".join(traceback.format_tb(error.__traceback__))
-    return Failure(
-        place=place,
-        type=type(cause).__name__,
-        message=message[:_MAX_MESSAGE_CHARS],
-        traceback=trace[-_MAX_TRACEBACK_CHARS:],
-    )
+        if live.why_stopped:
+            return of_cancellation(error, live.why_stopped)
+        if used.hit is not None:
+            return judge.of_limit(used, recorder.interactions, error)
+        return judge.of_result(result) if error is None else of_error(error)
+    except Exception as unusable:  # noqa: BLE001 - users' values may do anything when looked at
+        return of_error(unusable)
 
 
 def _record(
-    spec: EpisodeSpec, recorder: EpisodeEngine, ending: _Ending, seconds: float, tape: Tape
+    spec: EpisodeSpec, recorder: EpisodeEngine, ending: Ending, seconds: float, tape: Tape
 ) -> EpisodeRun:
     calls = recorder.interactions
     versions = [v for call in calls for v in call.response.output_versions]
@@ -228,8 +213,9 @@ def _record(
         versions=(min(versions), max(versions)) if versions else None,
         seconds=seconds,
         tape=tape,
+        limit=ending.limit,
     )
-    return EpisodeRun(episode, rows, len(versions))
+    return EpisodeRun(episode, rows, len(versions), spec.attempt)
 
 
 def _mean_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from areal_agent.aio import collect
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.episode import EpisodeSpec, run_episode
 from areal_agent.rollout.workflow import RolloutWorkflow
@@ -16,7 +17,7 @@ async def run_all(
     rows: Sequence[Mapping[str, Any]],
     *,
     max_concurrent: int,
-    timeout_seconds: float,
+    limits: LimitsConfig,
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Episode]:
@@ -33,7 +34,7 @@ async def run_all(
             spec = EpisodeSpec(
                 id=f"eval:{i}", prompt_id=f"eval:{i}", seed=seed, epoch=0, index=i, is_eval=True
             )
-            run = await run_episode(workflow, engine, row, spec, timeout_seconds=timeout_seconds)
+            run = await run_episode(workflow, engine, row, spec, limits=limits)
             episodes[i] = run.episode
             if progress is not None:
                 progress(len(episodes), len(rows))

@@ -9,8 +9,9 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,13 +22,13 @@ from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.batch import GroupBatch, Prompt, RolloutStats
 from areal_agent.rollout.budget import Budget
 from areal_agent.rollout.buffer import Finished, GroupBuffer, PromptItem
-from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, describe
+from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec
+from areal_agent.rollout.filters import GroupFilter
 from areal_agent.rollout.gate import Gate
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow, GroupRun
 from areal_agent.rollout.tally import Tally
 from areal_agent.rollout.waits import waits_for
-from areal_agent.trajectory import TrajectoryGroup
-from areal_agent.types import Episode
+from areal_agent.types import TRAINABLE_OUTCOMES, Episode
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class RolloutExecutor:
         *,
         config: RolloutConfig,
         seed: int,
-        should_accept: Callable[[TrajectoryGroup], bool] | None = None,
+        accepts: GroupFilter | None = None,
         on_episode: Callable[[Episode], None] | None = None,
     ) -> None:
         """Wire things up; nothing starts before the executor is entered.
@@ -57,14 +58,15 @@ class RolloutExecutor:
             sampler: prompts in the order of training; its end ends the run.
             config: bounds and budgets.
             seed: of the run.
-            should_accept: says whether a finished group may be trained on.
-            on_episode: hears of each finished episode, used or not.
+            accepts: says which finished groups may be trained on.
+            on_episode: hears of each episode once, as soon as its outcome is final: of one that
+                may be trained on, when its group is handed out, dropped or swept.
         """
         self._engine = engine
         self._sampler = sampler
         self._config = config
         self._seed = seed
-        self._should_accept = should_accept
+        self._filter = GroupFilter() if accepts is None else accepts
         self._on_episode = on_episode
         self._grouped = workflow
         self._gate = Gate(
@@ -85,6 +87,7 @@ class RolloutExecutor:
         self._more = asyncio.Event()
         self._error: RolloutError | None = None
         self._tally = Tally()
+        self._unbegun: set[tuple[int, int]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
         self._entered = False
@@ -117,6 +120,9 @@ class RolloutExecutor:
             first = first_error(error)
             if first is not exc:
                 raise first from error
+        finally:
+            for left in self._buffer.take(len(self._buffer)):
+                self._settle_all(left.run.survivors, dropped="run_ended")
 
     async def next_batch(self) -> GroupBatch | None:
         """Wait for a batch of groups that are fresh enough, and take it.
@@ -177,6 +183,10 @@ class RolloutExecutor:
         """When episodes were in flight, as pairs of ``time.time()``."""
         return self._gate.active_spans()
 
+    def take_metrics(self) -> dict[str, float]:
+        """Return what became of episodes and groups since the last call; see `Tally`."""
+        return self._tally.take_metrics()
+
     def stats(self) -> RolloutStats:
         """Return counts for the display."""
         gate = self._gate
@@ -190,6 +200,7 @@ class RolloutExecutor:
             consumed=self._tally.groups["consumed"],
             swept=self._tally.groups["swept"],
             dropped=self._tally.groups["dropped"],
+            dropped_why=dict(self._tally.dropped),
             episodes=self._tally.episodes,
             output_tokens=self._tally.output_tokens,
             outcomes=dict(self._tally.outcomes),
@@ -207,11 +218,19 @@ class RolloutExecutor:
             self._exhausted and not self._again and not self._held and not self._gate.running_groups
         )
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._group is not None
         task = self._group.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _never_begun(self, item: PromptItem, _: asyncio.Task[None]) -> None:
+        """Give back the places of a group that was cancelled before its first step."""
+        if (item.order, item.attempt) in self._unbegun:
+            self._unbegun.discard((item.order, item.attempt))
+            self._free(self._grouped.group_size)
+            self._gate.reject()
 
     async def _feed(self) -> None:
         orders = itertools.count()
@@ -224,7 +243,9 @@ class RolloutExecutor:
                 await self._more.wait()
                 continue
             await self._gate.admit()
-            self._start(self._run_group(self._chosen()))
+            item = self._chosen()
+            self._unbegun.add((item.order, item.attempt))
+            self._start(self._run_group(item)).add_done_callback(partial(self._never_begun, item))
             # Many may be admitted at once: the first ones are to reach the servers before the
             # last ones have been started.
             await asyncio.sleep(0)
@@ -246,14 +267,18 @@ class RolloutExecutor:
         return item
 
     async def _run_group(self, item: PromptItem) -> None:
-        done = 0
+        freed = 0
+        ended_well: list[EpisodeRun] = []
 
-        def on_done(run: EpisodeRun | None) -> None:
-            nonlocal done
-            done += 1
+        def on_free() -> None:
+            nonlocal freed
+            freed += 1
             self._gate.episode_done()
-            if run is not None:
-                self._count(run)
+
+        def on_end(run: EpisodeRun) -> None:
+            self._count(run)
+            if run.episode.outcome in TRAINABLE_OUTCOMES:
+                ended_well.append(run)
 
         spec = EpisodeSpec(
             id=f"{item.prompt_id}:{item.attempt}" if item.attempt else item.prompt_id,
@@ -262,31 +287,44 @@ class RolloutExecutor:
             epoch=item.epoch,
             index=item.index,
         )
-        finished = False
+        run = None
+        self._unbegun.discard((item.order, item.attempt))
         try:
-            run = await self._grouped.run(self._engine, item.data, spec, on_done=on_done)
-            finished = True
+            run = await self._grouped.run(
+                self._engine, item.data, spec, on_end=on_end, on_free=on_free
+            )
         finally:
-            if not finished:
-                self._release(done)
+            self._free(self._grouped.group_size - freed)
+            if run is None:
+                self._gate.reject()
+                self._settle_all(ended_well, dropped="run_ended")
         self._finish(item, run)
 
-    def _release(self, done: int) -> None:
-        """Give back the places of a group that was cancelled after `done` of its episodes."""
-        for _ in range(self._grouped.group_size - done):
+    def _free(self, episodes: int) -> None:
+        for _ in range(episodes):
             self._gate.episode_done()
-        self._gate.reject()
 
     def _count(self, run: EpisodeRun) -> None:
         self._tally.ended(run)
         self._budget.episode(run.episode)
-        if self._on_episode is not None:
-            self._on_episode(run.episode)
+        if run.episode.outcome not in TRAINABLE_OUTCOMES:
+            self._settle(run.episode)
         self._judge()
+
+    def _settle_all(self, runs: Iterable[EpisodeRun], *, dropped: str = "") -> None:
+        for run in runs:
+            self._settle(replace(run.episode, dropped=dropped) if dropped else run.episode)
+
+    def _settle(self, episode: Episode) -> None:
+        """The outcome of an episode is final: count and record it."""
+        self._tally.settled(episode)
+        if self._on_episode is not None:
+            self._on_episode(episode)
 
     def _finish(self, item: PromptItem, run: GroupRun) -> None:
         group = run.group
-        if group is not None and self._accepts(group):
+        refusal = None if group is None else self._filter.refusal(group)
+        if group is not None and refusal is None:
             self._gate.accept()
             self._tally.groups["accepted"] += 1
             self._budget.usable()
@@ -297,23 +335,12 @@ class RolloutExecutor:
                 self._buffer.put(finished)
         else:
             self._gate.reject()
-            self._tally.groups["dropped"] += 1
-            if group is None:
-                self._budget.empty()
+            reason = run.why_dropped if refusal is None else refusal.reason
+            self._tally.drop(reason)
+            self._settle_all(run.survivors, dropped=reason)
+            self._budget.empty(refusal)
             self._judge()
         self._progress.set()
-
-    def _accepts(self, group: TrajectoryGroup) -> bool:
-        if self._should_accept is None:
-            return True
-        try:
-            accepted = bool(self._should_accept(group))
-        except Exception as error:  # noqa: BLE001 - a user's filter must not end the run
-            self._budget.empty("should_accept failed", describe(error, "accept"))
-            return False
-        if not accepted:
-            self._budget.empty("should_accept refused the group")
-        return accepted
 
     def _judge(self) -> None:
         if self._error is None:
@@ -337,12 +364,16 @@ class RolloutExecutor:
         self._gate.sweep()
         self._tally.groups["accepted"] -= 1
         self._tally.groups["swept"] += 1
+        for run in old.run.survivors:
+            self._settle(replace(run.episode, outcome="stale"))
         self._again.append(replace(old.item, attempt=old.item.attempt + 1))
         self._more.set()
 
     def _take(self, n: int) -> GroupBatch:
         taken = self._buffer.take(n)
         self._tally.groups["consumed"] += len(taken)
+        for finished in taken:
+            self._settle_all(finished.run.survivors)
         version = self._gate.version
         return GroupBatch(
             groups=[finished.group for finished in taken],

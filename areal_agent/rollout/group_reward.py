@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from areal_agent.errors import RewardError
 from areal_agent.rewarding import as_reward
+from areal_agent.rollout.outcomes import describe
 from areal_agent.types import TRAINABLE_OUTCOMES, Episode
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ def _earned(run: "EpisodeRun", reward: float) -> "EpisodeRun":
 
 
 def _failed(run: "EpisodeRun", error: Exception) -> "EpisodeRun":
-    from areal_agent.rollout.episode import describe
-
     failure = describe(error, "reward")
     failure = replace(failure, message=f"the group's reward failed: {failure.message}")
     episode = replace(run.episode, outcome="reward_error", reward=None, failure=failure)

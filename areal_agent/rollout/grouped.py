@@ -1,28 +1,35 @@
 """Run the episodes of one prompt together; those that survive form the group."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from areal_agent.aio import collect
+from areal_agent.config.rollout_limits import GroupConfig, LimitsConfig
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout import context
-from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, run_episode
+from areal_agent.rollout.episode import DEFAULT_LIMITS, EpisodeRun, EpisodeSpec, run_episode
 from areal_agent.rollout.group_reward import judge_group
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory, TrajectoryGroup
-from areal_agent.types import TRAINABLE_OUTCOMES
+from areal_agent.types import INFRASTRUCTURE_OUTCOMES, TRAINABLE_OUTCOMES
 
-MIN_SURVIVORS = 2
-"""Fewer cannot be compared with each other: the group is dropped."""
+DEFAULT_POLICY = GroupConfig()
+
+OnEnd = Callable[[EpisodeRun], None]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRun:
-    """All episodes of one prompt, in the order of their numbers."""
+    """All episodes of one prompt, in the order of their numbers; of each, its last try."""
 
     prompt_id: str
     runs: Sequence[EpisodeRun]
+    why_dropped: str = ""
+    """Why there is no group: ``too_few`` are left, or one failed and the others were cancelled,
+    ``fail_fast``."""
 
     @property
     def survivors(self) -> list[EpisodeRun]:
@@ -31,17 +38,67 @@ class GroupRun:
 
     @property
     def group(self) -> TrajectoryGroup | None:
-        """The survivors' rows, or None when there are fewer than two survivors."""
-        survivors = self.survivors
-        if len(survivors) < min(MIN_SURVIVORS, len(self.runs)):
+        """The survivors' rows, or None when the group is dropped."""
+        if self.why_dropped:
             return None
-        return TrajectoryGroup(self.prompt_id, [run.rows for run in survivors])
+        return TrajectoryGroup(self.prompt_id, [run.rows for run in self.survivors])
+
+
+class _FailedFast(Exception):
+    """An episode failed, and its group ends with it."""
+
+
+class _Ended:
+    """The episodes of a group that have ended, and who hears of them."""
+
+    def __init__(self, on_end: OnEnd | None, *, holds_back: bool) -> None:
+        self._on_end = on_end
+        self._holds_back = holds_back
+        self._held: list[EpisodeRun] = []
+        self._last: dict[int, EpisodeRun] = {}
+        self._first_failed = ""
+
+    @property
+    def runs(self) -> list[EpisodeRun]:
+        """The last try of each member."""
+        return [self._last[sample] for sample in sorted(self._last)]
+
+    @property
+    def failed(self) -> bool:
+        """Whether one failed that ends the group."""
+        return bool(self._first_failed)
+
+    def hear(self, sample: int, run: EpisodeRun) -> None:
+        """A try has ended; those that are to be judged yet are told later."""
+        if self.failed and run.episode.outcome == "cancelled":
+            run = _because(run, f"episode {self._first_failed} of its group failed")
+        self._last[sample] = run
+        if self._holds_back and run.episode.outcome in TRAINABLE_OUTCOMES:
+            self._held.append(run)
+        elif self._on_end is not None:
+            self._on_end(run)
+
+    def has_failed(self, sample: int) -> bool:
+        """Tell whether this member failed; the group then has."""
+        episode = self._last[sample].episode
+        if episode.failure is not None:
+            self._first_failed = self._first_failed or episode.id
+        return episode.failure is not None
+
+    def release(self, judged: Sequence[EpisodeRun]) -> None:
+        """Tell of those that were held back, as they were judged if they were."""
+        if self._on_end is None or not self._held:
+            return
+        by_id = {run.episode.id: run for run in judged}
+        for run in self._held:
+            self._on_end(by_id.get(run.episode.id, run))
 
 
 class GroupedRolloutWorkflow(RolloutWorkflow):
     """Runs `group_size` episodes of a workflow on each problem, concurrently.
 
-    Each has its own copy of the data and its own context. One that fails leaves the others alone.
+    Each has its own copy of the data and its own context. One that fails leaves the others alone,
+    unless the policy says otherwise.
     """
 
     def __init__(
@@ -49,7 +106,8 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         workflow: RolloutWorkflow,
         group_size: int,
         *,
-        timeout_seconds: float = 600.0,
+        limits: LimitsConfig = DEFAULT_LIMITS,
+        policy: GroupConfig = DEFAULT_POLICY,
         vocab_size: int | None = None,
     ) -> None:
         """Wrap a workflow.
@@ -57,14 +115,16 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         Args:
             workflow: what an episode does.
             group_size: episodes per prompt.
-            timeout_seconds: of one episode.
+            limits: of one episode.
+            policy: what happens when some of them fail.
             vocab_size: of the trained model; an episode with other token ids has failed.
         """
         if group_size < 1:
             raise ValueError(f"expected a group_size of 1 or more, got {group_size}")
         self.workflow = workflow
         self.group_size = group_size
-        self._timeout_seconds = timeout_seconds
+        self._limits = limits
+        self._policy = policy
         self._vocab_size = vocab_size
 
     async def run(
@@ -73,38 +133,71 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         data: Mapping[str, Any],
         spec: EpisodeSpec,
         *,
-        on_done: Callable[[EpisodeRun | None], None] | None = None,
+        on_end: OnEnd | None = None,
+        on_free: Callable[[], None] | None = None,
     ) -> GroupRun:
         """Run the group of `spec`.
 
-        `on_done` hears of each episode as soon as it ends: its run, or None when it was cancelled.
-        Where a group is judged together, it hears of all when that is done.
+        Args:
+            engine: samples the replies.
+            data: the dataset row.
+            spec: of the group; its members' derive from it.
+            on_end: hears of each try of an episode as soon as it ends, cancelled ones included;
+                where a group is judged together, of those that ended well when that is done.
+            on_free: called as soon as a member needs its place no more.
         """
         judge = self.workflow.group_reward
+        ended = _Ended(on_end, holds_back=judge is not None)
 
-        async def one(sample: int) -> EpisodeRun:
-            run: EpisodeRun | None = None
+        async def member(sample: int) -> None:
             try:
-                run = await run_episode(
-                    self.workflow,
-                    engine,
-                    data,
-                    replace(spec, id=f"{spec.id}:{sample}", sample=sample),
-                    timeout_seconds=self._timeout_seconds,
-                    vocab_size=self._vocab_size,
-                )
-                return run
+                await self._member(engine, data, spec, sample, partial(ended.hear, sample))
+                if self._policy.fail_fast and ended.has_failed(sample):
+                    raise _FailedFast
             finally:
-                if on_done is not None and (judge is None or run is None):
-                    on_done(run)
+                if on_free is not None:
+                    on_free()
 
-        runs = await collect([one(sample) for sample in range(self.group_size)])
-        if judge is not None:
-            runs = await judge_group(judge, data, runs, seconds=self._timeout_seconds)
-            if on_done is not None:
-                for run in runs:
-                    on_done(run)
-        return GroupRun(spec.prompt_id, runs)
+        runs: list[EpisodeRun] = []
+        try:
+            with suppress(_FailedFast):  # the others have been cancelled
+                await collect([member(sample) for sample in range(self.group_size)])
+            runs = ended.runs
+            if judge is not None and not ended.failed:
+                runs = await judge_group(judge, data, runs, seconds=self._limits.seconds)
+        finally:
+            ended.release(runs)
+        return GroupRun(spec.prompt_id, runs, self._why_dropped(runs, has_failed=ended.failed))
+
+    async def _member(
+        self,
+        engine: InferenceEngine,
+        data: Mapping[str, Any],
+        group: EpisodeSpec,
+        sample: int,
+        on_end: OnEnd,
+    ) -> None:
+        """Run an episode, and run it again while it fails for no fault of the policy."""
+        spec = first = replace(group, id=f"{group.id}:{sample}", sample=sample)
+        for attempt in range(1, self._policy.retries + 2):
+            run = await run_episode(
+                self.workflow,
+                engine,
+                data,
+                spec,
+                limits=self._limits,
+                vocab_size=self._vocab_size,
+                on_end=on_end,
+            )
+            if run.episode.outcome not in INFRASTRUCTURE_OUTCOMES:
+                return
+            spec = first.retried(attempt)
+
+    def _why_dropped(self, runs: Sequence[EpisodeRun], *, has_failed: bool) -> str:
+        if has_failed:
+            return "fail_fast"
+        n = sum(run.episode.outcome in TRAINABLE_OUTCOMES for run in runs)
+        return "too_few" if n < min(self._policy.min_size, self.group_size) else ""
 
     async def arun_episode(
         self, engine: InferenceEngine, data: dict[str, Any]
@@ -122,3 +215,9 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
         )
         group = (await self.run(engine, data, spec)).group
         return None if group is None else [row for rows in group.episodes for row in rows]
+
+
+def _because(run: EpisodeRun, why: str) -> EpisodeRun:
+    failure = run.episode.failure
+    assert failure is not None
+    return replace(run, episode=replace(run.episode, failure=replace(failure, message=why)))

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from areal_agent.rollout.stoppable import Stoppable
+
 
 @dataclass(slots=True, eq=False)
 class LiveEpisode:
@@ -20,7 +22,29 @@ class LiveEpisode:
     """``time.monotonic()`` when that began: its last sign of life."""
     started: float = field(default_factory=time.monotonic)
     task: "asyncio.Task[object] | None" = None
-    """Runs the workflow; its stack says where it is."""
+    """Runs the workflow, until it has ended."""
+    code: "Stoppable[object] | None" = None
+    """The workflow's own: the stack of `code.coroutine` says where it is."""
+    why_stopped: str = ""
+    """Why it has to end with the outcome ``cancelled``."""
+
+    def stop(self, why: str) -> None:
+        """End it as ``cancelled``; it may then be run again, within the budget of retries."""
+        if self.task is not None and not self.why_stopped:
+            self.why_stopped = why
+            self.task.cancel()
+
+    def end(self) -> bool:
+        """It has ended; returns whether its task was cancelled by somebody else."""
+        task, self.task = self.task, None
+        if task is None:
+            return False
+        if self.why_stopped:
+            task.uncancel()
+        if task.cancelling():
+            self.why_stopped = self.why_stopped or "its task was cancelled: the run goes no further"
+            return True
+        return False
 
     def begins(self, what: str) -> None:
         """Note that it now waits for `what`."""
@@ -34,6 +58,11 @@ _current: ContextVar[LiveEpisode | None] = ContextVar("areal_agent.live", defaul
 def enter_episode(episode: LiveEpisode) -> None:
     """Let `doing` note things on `episode` in the current task and those it starts."""
     _current.set(episode)
+
+
+def current_episode() -> LiveEpisode | None:
+    """Return the episode that the current task runs, or None."""
+    return _current.get()
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Self, cast
 
 from areal_agent.errors import InferenceError, WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
+from areal_agent.rollout.limits import EpisodeLimits
 from areal_agent.rollout.live import doing
 from areal_agent.rollout.plain import error_facts
 from areal_agent.types import Interaction, ModelRequest, ModelResponse, Scores, Tape, TokenSink
@@ -27,6 +28,7 @@ class EpisodeEngine:
         episode_id: str,
         call_seed: Callable[[int, int | None], int],
         tape: Tape,
+        limits: EpisodeLimits,
     ) -> None:
         """Wrap the run's engine.
 
@@ -35,7 +37,9 @@ class EpisodeEngine:
             episode_id: of the episode.
             call_seed: gives the seed of a call by its number.
             tape: hears of each call.
+            limits: what the episode may use.
         """
+        self._limits = limits
         self._tape = tape
         self._engine = engine
         self._episode_id = episode_id
@@ -56,18 +60,22 @@ class EpisodeEngine:
         """See `InferenceEngine.agenerate`. `request.metadata` may hold ``messages``, for display.
 
         Raises:
+            LimitReached: the episode may call the model no more.
             InferenceError: also when the episode is over.
         """
         if self._closed:
             raise InferenceError(
                 f"episode {self._episode_id} has ended: await every model call in arun_episode"
             )
+        asked = request.gconfig
+        most = self._limits.begin_call(asked)
         turn, self._turns = self._turns, self._turns + 1
+        update: dict[str, int] = {"seed": self._call_seed(turn, asked.seed)}
+        if most < asked.max_new_tokens:
+            update |= {"max_new_tokens": most, "min_new_tokens": min(asked.min_new_tokens, most)}
         request = replace(
             request,
-            gconfig=request.gconfig.model_copy(
-                update={"seed": self._call_seed(turn, request.gconfig.seed)}
-            ),
+            gconfig=asked.model_copy(update=update),
             metadata={**request.metadata, "episode_id": self._episode_id, "turn": turn},
         )
         call = self._tape.begin("model", "model")
@@ -80,6 +88,7 @@ class EpisodeEngine:
             self._tape.end(call)
             raise
         self._tape.end(call)
+        self._limits.end_call(asked, most, call.response)
         if not self._closed:
             self._keep(request, call.response)
         return call.response

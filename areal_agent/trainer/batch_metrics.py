@@ -39,7 +39,6 @@ def rollout_metrics(groups: GroupBatch, batch: RolloutBatch) -> dict[str, float]
     }
     ages = Counter(groups.ages)
     out |= {f"staleness/groups_of_age_{n}": ages[n] for n in range(max(ages, default=0) + 1)}
-    out |= {f"outcome/{name}": count for name, count in sorted(outcomes.items())}
     names = {name for episode in scored for name in episode.metrics}
     for name in sorted(names):
         values = [episode.metrics[name] for episode in scored if name in episode.metrics]

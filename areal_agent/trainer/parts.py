@@ -33,6 +33,7 @@ from areal_agent.rollout.adapters import (
     is_agent,
     sync_advice,
 )
+from areal_agent.rollout.filters import ShouldAccept, check_filter
 from areal_agent.rollout.process_agent import ProcessAgent
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import GenerationHyperparameters
@@ -60,6 +61,8 @@ class Parts:
     n_servers: int
     total_steps: int
     """Batches to train on."""
+    should_accept: ShouldAccept | None = None
+    """The settings' filter of finished groups."""
 
     def workflow(self, what: object, gconfig: GenerationHyperparameters) -> RolloutWorkflow:
         """Make a workflow that samples as `gconfig` says; see `make_workflow`."""
@@ -120,6 +123,7 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
         agents=AgentPool(config.gateway.workers),
         n_servers=rollout.parallel.world_size,
         total_steps=total_train_steps(config, len(train_rows)),
+        should_accept=_should_accept(config, base),
     )
     if config.workflow is not None:
         parts.workflow(config.workflow, config.gconfig)
@@ -152,6 +156,15 @@ def _train_rows(config: ExperimentConfig, base: Path) -> Sequence[Row]:
     if config.train_dataset is None:
         return [{} for _ in range(config.rollout.consumer_batch_size)]
     return make_dataset(config.train_dataset, base)
+
+
+def _should_accept(config: ExperimentConfig, base: Path) -> ShouldAccept | None:
+    name = config.rollout.should_accept
+    if name is None:
+        return None
+    found = resolve(name, kind="filters", base=base)
+    check_filter(found)
+    return found
 
 
 def _model_name(name: str, base: Path) -> str:

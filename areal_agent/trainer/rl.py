@@ -13,6 +13,7 @@ from areal_agent.checkpoint.freq import FrequencyControl
 from areal_agent.checkpoint.saver import Saver
 from areal_agent.errors import RolloutError
 from areal_agent.evaluation.evaluator import EvalResult
+from areal_agent.rollout.filters import ShouldAccept
 from areal_agent.rollout.online import OnlineWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.stats.display import Display, make_display
@@ -45,13 +46,21 @@ class RLTrainer:
         self.loaded = as_loaded(settings)
         self.display = make_display() if display is None else display
 
-    async def train(self, workflow: object = None, eval_workflow: object = None) -> RunSummary:
+    async def train(
+        self,
+        workflow: object = None,
+        eval_workflow: object = None,
+        *,
+        should_accept: ShouldAccept | None = None,
+    ) -> RunSummary:
         """Run the whole training.
 
         Args:
             workflow: an instance, a class or a name. None takes the settings' own.
             eval_workflow: the same for evaluation. None makes a second one from `workflow`
                 with `eval_gconfig`; an instance given as `workflow` is used as it is.
+            should_accept: gets each finished group and says whether it may be trained on. None
+                takes the settings' own.
 
         Raises:
             ConfigError: the settings are wrong; nothing was started.
@@ -62,6 +71,7 @@ class RLTrainer:
             display.waiting("servers and trainer to start")
             async with open_run(self.loaded) as run:
                 session = _Session(run, display, what, eval_workflow or what)
+                session.should_accept = should_accept
                 return await session.train()
 
 
@@ -80,6 +90,7 @@ class _Session:
         self.eval_due = FrequencyControl.of(config.evaluator)
         self.saver = Saver(config.saver, run.folder.checkpoints, export=run.export)
         self.progress = Progress(run)
+        self.should_accept: ShouldAccept | None = None
         self._doing = ""
 
     async def train(self) -> RunSummary:
@@ -110,7 +121,10 @@ class _Session:
         self.display.start(run.total_steps)
         await self.progress.begin()
         noting: asyncio.Task[None] | None = None
-        async with aclosing(run.rollouts(self.workflow)) as batches, task_group() as notes:
+        async with (
+            aclosing(run.rollouts(self.workflow, should_accept=self.should_accept)) as batches,
+            task_group() as notes,
+        ):
             async for batch in batches:
                 self._doing = "the trainer"
                 metrics = await run.update(batch)

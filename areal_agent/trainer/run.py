@@ -18,6 +18,7 @@ from areal_agent.inference.http import HttpInferenceEngine
 from areal_agent.rollout.audit import CaptureAudit
 from areal_agent.rollout.concurrency import LoadLimit, follow_load
 from areal_agent.rollout.executor import Prompt, RolloutExecutor
+from areal_agent.rollout.filters import GroupFilter, ShouldAccept
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.rollout.reshaped import ReshapedTurns
@@ -113,23 +114,28 @@ class Run:
         """Batches that the training data fill once, rounded up."""
         return -(-len(self.parts.train_rows) // self.config.rollout.consumer_batch_size)
 
-    async def rollouts(self, workflow: object = None) -> AsyncGenerator[RolloutBatch]:
+    async def rollouts(
+        self, workflow: object = None, *, should_accept: ShouldAccept | None = None
+    ) -> AsyncGenerator[RolloutBatch]:
         """Yield batches until `total_steps` are trained on, or the data has ended.
 
         Episodes run ahead of training within `rollout.max_head_offpolicyness`.
 
         Args:
             workflow: an instance, a class or a name. None takes the settings' own.
+            should_accept: gets each finished group and says whether it may be trained on. None
+                takes the settings' own.
 
         Raises:
-            ConfigError: there is no workflow, or rollouts are running already.
+            ConfigError: there is no workflow, `should_accept` is no function of a group, or
+                rollouts are running already.
             RolloutError: episodes keep failing, or none gives anything to train on.
         """
         if self.executor is not None:
             raise ConfigError("this run has its rollouts already: open another run")
         agent = self._workflow(workflow)
         await self.parts.agents.check()
-        executor = await self._start(agent)
+        executor = await self._start(agent, should_accept or self.parts.should_accept)
         temperature = self.config.gconfig.effective_temperature
         while self.step < self.total_steps:
             groups = await executor.next_batch()
@@ -137,7 +143,7 @@ class Run:
                 return
             self.batches_ready_at.append(groups.ready_at)
             batch = collate(groups.groups, temperature=temperature)
-            self._rollout_metrics = rollout_metrics(groups, batch)
+            self._rollout_metrics = rollout_metrics(groups, batch) | executor.take_metrics()
             yield batch
 
     async def update(self, batch: RolloutBatch) -> dict[str, float]:
@@ -205,18 +211,24 @@ class Run:
             raise ConfigError("no workflow: set workflow.use, or hand one to rollouts() or train()")
         return self.parts.workflow(what, self.config.gconfig)
 
-    async def _start(self, workflow: RolloutWorkflow) -> RolloutExecutor:
+    async def _start(
+        self, workflow: RolloutWorkflow, should_accept: ShouldAccept | None
+    ) -> RolloutExecutor:
         executor = RolloutExecutor(
             WatchedEngine(self._audit.watched, self._reshaped.hear),
             GroupedRolloutWorkflow(
                 workflow,
                 self.config.gconfig.n_samples,
-                timeout_seconds=self.config.rollout.limits.seconds,
+                limits=self.config.rollout.limits,
+                policy=self.config.rollout.group,
                 vocab_size=self.parts.vocab_size,
             ),
             self._prompts(),
             config=self.config.rollout,
             seed=self.config.seed,
+            accepts=GroupFilter(
+                should_accept, dynamic_sampling=self.config.rollout.dynamic_sampling
+            ),
             on_episode=lambda episode: self.record(episode, split="train"),
         )
         self.first_rollout_at = time.time()

@@ -45,7 +45,7 @@ def test_an_agent_trains(name: str, tmp_path: Path) -> None:
     trained = [step for step in steps if "rollout/reward" in step]
     assert len(trained) == 2
     for step in trained:
-        assert step["outcome/ok"] == 16
+        assert step["rollout/outcome/ok"] == 16
         assert step["rollout/prefix_hits"] > 0
         assert not any(step[name] for name in step if name.startswith("rollout/breaks"))
         assert step["rollout/undelivered"] == 0

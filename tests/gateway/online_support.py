@@ -11,6 +11,7 @@ import httpx
 from gateway_support import GCONFIG, USER, Stage, stage
 
 from areal_agent.config.inference import GatewayConfig
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.gateway.keys import AdminKey
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, run_episode
 from areal_agent.rollout.online import OnlineWorkflow
@@ -48,7 +49,7 @@ class Elsewhere:
                         self.playing.engine,
                         row,
                         spec,
-                        timeout_seconds=self.episode_seconds,
+                        limits=LimitsConfig(seconds=self.episode_seconds),
                     )
                 )
             )

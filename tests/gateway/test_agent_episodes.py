@@ -8,6 +8,7 @@ import pytest
 from gateway_support import GCONFIG, USER, Stage, stage
 from openai import AsyncOpenAI
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.errors import ConfigError, EngineFault
 from areal_agent.rollout.adapters import AgentWorkflow, is_agent
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, run_episode
@@ -35,7 +36,9 @@ async def episode(
 ) -> EpisodeRun:
     workflow = AgentWorkflow(agent, playing.gateway, GCONFIG, **kwargs)
     spec = EpisodeSpec(id="e", prompt_id="p", seed=1, epoch=0, index=0, is_eval=is_eval)
-    return await run_episode(workflow, playing.engine, {"x": 1}, spec, timeout_seconds=20)
+    return await run_episode(
+        workflow, playing.engine, {"x": 1}, spec, limits=LimitsConfig(seconds=20)
+    )
 
 
 @pytest.mark.parametrize("value", [1, True, 0.5])
@@ -178,7 +181,9 @@ async def test_a_timeout_ends_the_calls_of_the_episode() -> None:
         playing.engine.hold()
         workflow = AgentWorkflow(Asks(1.0), playing.gateway, GCONFIG)
         spec = EpisodeSpec(id="e", prompt_id="p", seed=1, epoch=0, index=0)
-        run = await run_episode(workflow, playing.engine, {}, spec, timeout_seconds=0.3)
+        run = await run_episode(
+            workflow, playing.engine, {}, spec, limits=LimitsConfig(seconds=0.3)
+        )
         assert (playing.engine.running, playing.engine.cancelled) == (0, 1)
     assert run.episode.outcome == "timeout"
 

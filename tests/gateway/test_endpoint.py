@@ -19,6 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from areal_agent.aio import task_group
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.errors import ConfigError, RequestError, ServerError
 from areal_agent.gateway.endpoint import Endpoint
 from areal_agent.gateway.endpoint_gateway import EndpointGateway
@@ -127,7 +128,7 @@ async def episode(agent: Any, *script: Any, **facts: Any) -> tuple[Episode, Serv
     """What one episode of an agent comes to."""
     async with served(*script) as server, gateway_to(server.url, **facts) as gateway:
         workflow = EndpointWorkflow(agent, gateway)
-        run = await run_episode(workflow, AbsentEngine(), {}, SPEC, timeout_seconds=30)
+        run = await run_episode(workflow, AbsentEngine(), {}, SPEC, limits=LimitsConfig(seconds=30))
     return run.episode, server
 
 

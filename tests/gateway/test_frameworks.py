@@ -15,6 +15,7 @@ from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.gateway.session import Session
 from areal_agent.registry import resolve
 from areal_agent.rollout.adapters import AgentWorkflow
@@ -38,7 +39,9 @@ async def play(folder: str, *says: str) -> EpisodeRun:
     spec = EpisodeSpec(id="e", prompt_id="p", seed=1, epoch=0, index=0)
     async with stage(*says) as playing:
         workflow = AgentWorkflow(make(), playing.gateway, ROOMY)
-        return await run_episode(workflow, playing.engine, data, spec, timeout_seconds=30)
+        return await run_episode(
+            workflow, playing.engine, data, spec, limits=LimitsConfig(seconds=30)
+        )
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

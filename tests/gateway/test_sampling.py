@@ -7,6 +7,7 @@ import pytest
 from gateway_support import GCONFIG, USER, stage
 from openai import AsyncOpenAI
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.adapters import AgentWorkflow
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, run_episode
 from areal_agent.rollout.records import episode_record
@@ -38,7 +39,9 @@ async def trained(agent: Moody, *, is_eval: bool = False, **gateway: Any) -> Epi
         gconfig = GCONFIG.new(temperature=RUN_TEMPERATURE)
         workflow = AgentWorkflow(agent, playing.gateway, gconfig)
         spec = EpisodeSpec(id="e", prompt_id="p", seed=1, epoch=0, index=0, is_eval=is_eval)
-        return await run_episode(workflow, playing.engine, {}, spec, timeout_seconds=20)
+        return await run_episode(
+            workflow, playing.engine, {}, spec, limits=LimitsConfig(seconds=20)
+        )
 
 
 def heat(run: EpisodeRun) -> list[list[float]]:

@@ -16,6 +16,7 @@ from gateway_support import GCONFIG, Stage, alive, stage, until
 
 from areal_agent.aio import collect
 from areal_agent.config.inference import AgentWorkersConfig
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.launch.agent_pool import AgentPool
 from areal_agent.rollout.adapters import AgentWorkflow
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, run_episode
@@ -38,7 +39,9 @@ class Hosts:
         agent = self.pool.agent(f"hosted_agents.py:{self.use}", self.args, HERE)
         workflow = AgentWorkflow(ProcessAgent(self.pool, agent), self.playing.gateway, GCONFIG)
         spec = EpisodeSpec(id="e", prompt_id="p", seed=1, epoch=0, index=0)
-        return await run_episode(workflow, self.playing.engine, data, spec, timeout_seconds=seconds)
+        return await run_episode(
+            workflow, self.playing.engine, data, spec, limits=LimitsConfig(seconds=seconds)
+        )
 
     def log(self, slot: int = 0) -> str:
         return (self.logs / f"agent-{slot}.log").read_text(encoding="utf-8")

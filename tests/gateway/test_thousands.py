@@ -8,6 +8,7 @@ import pytest
 from gateway_support import GCONFIG, USER, stage
 
 from areal_agent.aio import collect
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.adapters import AgentWorkflow
 from areal_agent.rollout.episode import EpisodeSpec, run_episode
 
@@ -37,7 +38,9 @@ async def test_memory_and_sessions_are_flat_after_the_first_hundreds() -> None:
             nonlocal open_sessions
             for i in numbers:
                 spec = EpisodeSpec(id=f"{i}", prompt_id="p", seed=1, epoch=0, index=i)
-                run = await run_episode(workflow, playing.engine, {}, spec, timeout_seconds=60)
+                run = await run_episode(
+                    workflow, playing.engine, {}, spec, limits=LimitsConfig(seconds=60)
+                )
                 assert run.episode.reward == 1.0
                 open_sessions = max(open_sessions, len(playing.gateway.sessions))
                 playing.engine.requests.clear()  # a fake's own notes

@@ -67,7 +67,7 @@ def test_two_steps_on_sessions_from_elsewhere(tmp_path: Path, model: Path) -> No
     steps = [line for line in metrics_of(run.folder) if "rollout/reward" in line]
     assert len(steps) == 2
     for step in steps:
-        assert step.get("outcome/ok", 0) + step.get("outcome/truncated", 0) == 16
+        assert step["rollout/outcome/ok"] + step["rollout/outcome/truncated"] == 16
         assert step["rollout/reward"] == 0.5
         assert step["staleness/max"] <= 2
     groups = Counter(session["group_id"] for session in seen)

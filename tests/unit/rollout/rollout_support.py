@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from areal_agent.config.inference import RolloutConfig
 from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.executor import RolloutExecutor
+from areal_agent.rollout.filters import GroupFilter
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
@@ -51,17 +52,22 @@ def settings(**changes):
 
 @asynccontextmanager
 async def executor(workflow=None, sampler=None, *, engine=None, group_size=2, seed=1, **kwargs):
-    hooks = {key: kwargs.pop(key) for key in ("should_accept", "on_episode") if key in kwargs}
+    on_episode = kwargs.pop("on_episode", None)
+    should_accept = kwargs.pop("should_accept", None)
     config = settings(**kwargs)
     async with RolloutExecutor(
         engine or FakeEngine(),
         GroupedRolloutWorkflow(
-            workflow or OneCall(), group_size, timeout_seconds=config.limits.seconds
+            workflow or OneCall(),
+            group_size,
+            limits=config.limits,
+            policy=config.group,
         ),
         prompts(1000) if sampler is None else sampler,
         config=config,
         seed=seed,
-        **hooks,
+        accepts=GroupFilter(should_accept, dynamic_sampling=config.dynamic_sampling),
+        on_episode=on_episode,
     ) as running:
         yield running
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from rollout_support import Calls, OneCall
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.errors import EngineFault, InferenceError, RewardError, WeightUpdateError
 from areal_agent.net.clients import HttpClients
 from areal_agent.rollout import context
@@ -17,6 +18,7 @@ from areal_agent.testing.fakes import FakeEngine, Reply
 from areal_agent.trajectory import Trajectory
 from areal_agent.types import GenerationHyperparameters, Interaction, ModelRequest, Scores
 
+LIMITS = LimitsConfig(seconds=5)
 SPEC = EpisodeSpec(id="0:3:1", prompt_id="0:3", seed=1, epoch=0, index=3, sample=1)
 
 
@@ -39,7 +41,11 @@ def raising(error):
 
 async def run(workflow, engine=None, *, timeout=10.0, data=None):
     return await run_episode(
-        workflow, engine or FakeEngine(version=2), data or {}, SPEC, timeout_seconds=timeout
+        workflow,
+        engine or FakeEngine(version=2),
+        data or {},
+        SPEC,
+        limits=LimitsConfig(seconds=timeout),
     )
 
 
@@ -106,7 +112,7 @@ async def test_greedy_replies_are_not_trained_on(is_eval):
             return Trajectory.from_response(response, 1.0)
 
     spec = replace(SPEC, is_eval=is_eval)
-    ended = await run_episode(Greedy(), FakeEngine(), {}, spec, timeout_seconds=10.0)
+    ended = await run_episode(Greedy(), FakeEngine(), {}, spec, limits=LimitsConfig(seconds=10.0))
     if is_eval:
         assert ended.episode.outcome == "ok"
     else:
@@ -241,7 +247,7 @@ async def test_context_is_each_episodes_own():
     await grouped.run(FakeEngine(), {}, EpisodeSpec("0:7", "0:7", 1, 0, 7))
     assert seen == {f"0:7:{i}": ("0:7", "rollout") for i in range(3)}
     assert context.get() == context.WorkflowContext()
-    await run_all(FakeEngine(), Calls(work), [{}], max_concurrent=2, timeout_seconds=5, seed=1)
+    await run_all(FakeEngine(), Calls(work), [{}], max_concurrent=2, limits=LIMITS, seed=1)
     assert seen["eval:0"] == ("eval:0", "eval-rollout")
 
 
@@ -298,7 +304,7 @@ async def test_evaluation_keeps_order_bounds_concurrency_and_repeats():
         Calls(work),
         rows,
         max_concurrent=3,
-        timeout_seconds=5,
+        limits=LIMITS,
         seed=1,
         progress=lambda n, total: done.append((n, total)),
     )
@@ -309,6 +315,6 @@ async def test_evaluation_keeps_order_bounds_concurrency_and_repeats():
     seeds = sorted(request.gconfig.seed for request in engine.requests)
     again = FakeEngine()
     real = again
-    await run_all(again, Calls(work), rows, max_concurrent=1, timeout_seconds=5, seed=1)
+    await run_all(again, Calls(work), rows, max_concurrent=1, limits=LIMITS, seed=1)
     assert sorted(request.gconfig.seed for request in again.requests) == seeds
-    assert await run_all(engine, OneCall(), [], max_concurrent=3, timeout_seconds=5, seed=1) == []
+    assert await run_all(engine, OneCall(), [], max_concurrent=3, limits=LIMITS, seed=1) == []

@@ -6,6 +6,7 @@ import math
 import pytest
 from rollout_support import OneCall, executor, prompts
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.episode import EpisodeSpec
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
@@ -36,12 +37,12 @@ async def test_survivors_are_ranked_among_themselves_before_anybody_hears_of_the
         return range(len(episodes))
 
     grouped = GroupedRolloutWorkflow(Judged(by_place, failing=[0, 1, 0]), 3)
-    run = await grouped.run(FakeEngine(), ROW, SPEC, on_done=told.append)
-    assert seen == [({"reward": 0.25, "facts": []}, [0.25, 0.25], 0)]
+    run = await grouped.run(FakeEngine(), ROW, SPEC, on_end=told.append)
+    assert seen == [({"reward": 0.25, "facts": []}, [0.25, 0.25], 1)]
     assert ROW["facts"] == ["a"]
     assert [(r.episode.outcome, r.episode.reward) for r in told] == [
-        ("ok", 0.0),
         ("workflow_error", None),
+        ("ok", 0.0),
         ("ok", 1.0),
     ]
     assert [row.reward for rows in run.group.episodes for row in rows] == [0.0, 1.0]
@@ -73,7 +74,7 @@ async def nan(_, episodes):
     ],
 )
 async def test_a_judge_that_fails_is_a_reward_error_of_all(judge, message):
-    grouped = GroupedRolloutWorkflow(Judged(judge), 2, timeout_seconds=0.05)
+    grouped = GroupedRolloutWorkflow(Judged(judge), 2, limits=LimitsConfig(seconds=0.05))
     run = await grouped.run(FakeEngine(), ROW, SPEC)
     assert run.group is None
     for one in run.runs:

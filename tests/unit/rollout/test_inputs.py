@@ -9,6 +9,7 @@ import pytest
 from rollout_support import Calls
 
 from areal_agent import workflow_context
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.episode import EpisodeSpec, run_episode
 from areal_agent.testing.fakes import FakeEngine
 
@@ -19,7 +20,9 @@ async def tape_of(function, *, sample=0, seconds=5.0):
     async def episode(engine, data):
         await function()
 
-    run = await run_episode(Calls(episode), FakeEngine(), {}, spec, timeout_seconds=seconds)
+    run = await run_episode(
+        Calls(episode), FakeEngine(), {}, spec, limits=LimitsConfig(seconds=seconds)
+    )
     assert run.episode.tape is not None
     return run.episode, run.episode.tape
 

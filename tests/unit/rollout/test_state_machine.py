@@ -1,6 +1,11 @@
-"""Any interleaving of finishing, failing, publishing, consuming and pausing keeps the promises."""
+"""Any order of what may happen to a run keeps its promises: nothing is lost, nothing counts twice.
+
+Episodes end well, fail, are rejected, are cancelled and are run again; versions change, batches are
+taken or not, rollouts pause, groups get too old, and the run may be left at any time.
+"""
 
 import asyncio
+from collections import Counter
 
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
@@ -8,13 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from rollout_support import prompts, settings
 
+from areal_agent.config.rollout_limits import GroupConfig
 from areal_agent.errors import RewardError, RolloutError
 from areal_agent.rollout.executor import RolloutExecutor
+from areal_agent.rollout.filters import GroupFilter
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
+from areal_agent.rollout.live import current_episode
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
 from areal_agent.trajectory import Trajectory
-from areal_agent.types import ModelRequest
+from areal_agent.types import INFRASTRUCTURE_OUTCOMES, TRAINABLE_OUTCOMES, ModelRequest
 
 GROUP = 2
 
@@ -24,18 +32,22 @@ class Steered(RolloutWorkflow):
 
     def __init__(self):
         self.waiting = {}
-        """Episode number to the future that ends it."""
-        self.started = 0
+        """Number of the episode to its facts and the future that ends it."""
+        self.ids = []
+        """Of all that were started."""
 
     async def arun_episode(self, engine, data):
-        number, self.started = self.started, self.started + 1
+        live = current_episode()
+        number = len(self.ids)
+        self.ids.append(live.id)
         response = await engine.agenerate(ModelRequest(input_ids=[1, 2]))
-        self.waiting[number] = asyncio.get_running_loop().create_future()
+        future = asyncio.get_running_loop().create_future()
+        self.waiting[number] = live, future
         try:
-            await self.waiting[number]
+            reward = await future
         finally:
             del self.waiting[number]
-        return Trajectory.from_response(response, 1.0)
+        return None if reward is None else Trajectory.from_response(response, reward)
 
 
 class ExecutorMachine(RuleBasedStateMachine):
@@ -46,18 +58,28 @@ class ExecutorMachine(RuleBasedStateMachine):
         eta=st.integers(0, 3),
         concurrent=st.integers(2, 12),
         n_prompts=st.integers(0, 25),
+        policy=st.builds(
+            GroupConfig,
+            retries=st.integers(0, 2),
+            min_size=st.integers(1, 2),
+            fail_fast=st.booleans(),
+        ),
+        refused=st.sampled_from([0, 0, 3]),
+        dynamic=st.booleans(),
     )
-    def start(self, batch, eta, concurrent, n_prompts):
+    def start(self, batch, eta, concurrent, n_prompts, policy, refused, dynamic):
         self.batch, self.eta, self.concurrent = batch, eta, concurrent
-        self.n_prompts = n_prompts
+        self.n_prompts, self.policy = n_prompts, policy
         self.engine = FakeEngine()
         self.workflow = Steered()
-        self.ended = []
+        self.settled = []
         self.taken = []
+        self.is_over = False
         self.loop = asyncio.new_event_loop()
+        seen = iter(range(10_000))
         self.executor = RolloutExecutor(
             self.engine,
-            GroupedRolloutWorkflow(self.workflow, GROUP),
+            GroupedRolloutWorkflow(self.workflow, GROUP, policy=policy),
             prompts(n_prompts),
             config=settings(
                 consumer_batch_size=batch,
@@ -67,7 +89,10 @@ class ExecutorMachine(RuleBasedStateMachine):
                 max_empty_rounds=10_000,
             ),
             seed=1,
-            on_episode=self.ended.append,
+            accepts=GroupFilter(
+                (lambda group: next(seen) % refused) if refused else None, dynamic_sampling=dynamic
+            ),
+            on_episode=self.settled.append,
         )
         self.runner = self.loop.create_task(self.hold_open())
         self.consumer = None
@@ -93,51 +118,82 @@ class ExecutorMachine(RuleBasedStateMachine):
             taken = None if error is not None else done.result()
             self.taken.append(taken)
             if taken is not None:
-                assert taken.version == self.engine.version
-                for group, age in zip(taken.groups, taken.ages, strict=True):
-                    assert 0 <= age == self.engine.version - group.oldest_version <= self.eta
-                    assert len(group.episodes) == GROUP
+                self.check_batch(taken)
+
+    def check_batch(self, batch):
+        assert batch.version == self.engine.version
+        for group, age in zip(batch.groups, batch.ages, strict=True):
+            assert 0 <= age == self.engine.version - group.oldest_version <= self.eta
+            assert self.policy.min_size <= len(group.episodes) <= GROUP
+        used = Counter(episode.prompt_id for episode in batch.episodes)
+        assert max(used.values()) <= GROUP
 
     @precondition(lambda self: self.workflow.waiting)
-    @rule(data=st.data(), how=st.sampled_from(["ok", "ok", "ok", "fail", "none", "cancel"]))
+    @rule(
+        data=st.data(),
+        how=st.sampled_from(["good", "good", "bad", "reward", "broken", "none", "stray", "stop"]),
+    )
     def finish_one(self, data, how):
         number = data.draw(st.sampled_from(sorted(self.workflow.waiting)))
-        future = self.workflow.waiting[number]
-        if how == "fail":
-            future.set_exception(RewardError("no score"))
-        elif how == "cancel":
+        live, future = self.workflow.waiting[number]
+        if how == "stop":
+            live.stop("the test wants it")
+        elif how == "stray":
             future.cancel()
+        elif how in ("reward", "broken"):
+            error = {"reward": RewardError, "broken": ValueError}[how]
+            future.set_exception(error("no luck"))
         else:
-            future.set_result(None)
+            future.set_result({"good": 1.0, "bad": 0.0, "none": None}[how])
         self.settle()
 
     @precondition(lambda self: self.workflow.waiting)
     @rule()
     def finish_all(self):
-        for future in list(self.workflow.waiting.values()):
-            future.set_result(None)
+        for number, (_, future) in list(self.workflow.waiting.items()):
+            future.set_result(float(number % 2))
         self.settle()
 
+    @precondition(lambda self: not self.is_over)
     @rule()
     def publish(self):
         """A trainer that is faster than one version a batch: the sweep must hold all the same."""
         self.executor.on_version(self.engine.bump())
         self.settle()
 
-    @precondition(lambda self: self.consumer is None)
+    @precondition(lambda self: self.consumer is None and not self.is_over)
     @rule()
     def consume(self):
         self.consumer = self.loop.create_task(self.executor.next_batch())
         self.settle()
 
+    @precondition(lambda self: self.consumer is not None)
+    @rule()
+    def consume_no_more(self):
+        self.consumer.cancel()
+        self.consumer = None
+        self.settle()
+
+    @precondition(lambda self: not self.is_over)
     @rule()
     def pause_and_resume(self):
         self.executor.pause()
-        before = self.workflow.started
+        before = {name.partition("~")[0] for name in self.workflow.ids}
         self.settle()
-        assert self.workflow.started == before
+        assert {name.partition("~")[0] for name in self.workflow.ids} == before
         self.executor.resume()
         self.settle()
+
+    @precondition(lambda self: len(self.workflow.ids) > 12 and not self.is_over)
+    @rule()
+    def leave(self):
+        """The run ends in the midst of everything."""
+        self.shut_down()
+
+    @precondition(lambda self: self.is_over)
+    @rule()
+    def rest(self):
+        """Nothing happens any more."""
 
     @invariant()
     def counters_hold(self):
@@ -150,27 +206,61 @@ class ExecutorMachine(RuleBasedStateMachine):
         assert stats.running_episodes <= stats.running * GROUP
         ahead = (self.eta + self.engine.version + 1) * self.batch
         assert stats.accepted + stats.running <= ahead
-        assert stats.accepted == stats.consumed + stats.buffered
-        assert sum(stats.outcomes.values()) == stats.episodes == len(self.ended)
-        assert self.workflow.started == stats.episodes + stats.running_episodes
+        assert stats.accepted == stats.consumed + stats.buffered or self.is_over
+        assert sum(stats.outcomes.values()) == len(self.settled) <= stats.episodes
+        assert sum(stats.dropped_why.values()) == stats.dropped
+        assert len(self.workflow.ids) == stats.episodes + stats.running_episodes
 
     @invariant()
     def each_prompt_is_consumed_once_at_most(self):
         seen = [g.prompt_id for batch in self.taken if batch for g in batch.groups]
         assert len(seen) == len(set(seen))
 
+    @invariant()
+    def each_episode_ends_once_at_most(self):
+        ids = [episode.id for episode in self.settled]
+        assert len(ids) == len(set(ids))
+        used = {e.id for batch in self.taken if batch for e in batch.episodes}
+        for episode in self.settled:
+            if episode.outcome in TRAINABLE_OUTCOMES:
+                assert (episode.id in used) == (not episode.dropped)
+            else:
+                assert not episode.dropped
+                assert episode.outcome in ("rejected", "stale") or episode.failure is not None
+
+    def shut_down(self):
+        self.is_over = True
+        self.close.set()
+        if self.consumer is not None:
+            self.consumer.cancel()
+            self.consumer = None
+        self.loop.run_until_complete(self.runner)
+        assert sorted(e.id for e in self.settled) == sorted(self.workflow.ids)
+        stats = self.executor.stats()
+        assert stats.running == stats.running_episodes == stats.buffered == 0
+
     def teardown(self):
         try:
-            self.run_to_the_end()
+            if not self.is_over:
+                self.run_to_the_end()
         finally:
-            self.close.set()
-            if self.consumer is not None:
-                self.consumer.cancel()
-            self.settle_quietly()
-            self.loop.run_until_complete(self.runner)
+            if not self.is_over:
+                self.shut_down()
+            self.loop.run_until_complete(asyncio.sleep(0))
             left = asyncio.all_tasks(self.loop)
             self.loop.close()
         assert not left
+        self.check_retries()
+
+    def check_retries(self):
+        """A try follows another only where that one failed for no fault of the policy."""
+        outcomes = {episode.id: episode.outcome for episode in self.settled}
+        for name in outcomes:
+            first, _, number = name.partition("~")
+            if number:
+                before = first if number == "1" else f"{first}~{int(number) - 1}"
+                assert int(number) <= self.policy.retries
+                assert outcomes[before] in INFRASTRUCTURE_OUTCOMES
 
     def run_to_the_end(self):
         """Let everything go on: all prompts are used or dropped, and the data ends."""
@@ -186,15 +276,10 @@ class ExecutorMachine(RuleBasedStateMachine):
         assert self.taken[-1] is None, self.executor.stats()
         stats = self.executor.stats()
         assert stats.consumed + stats.dropped == self.n_prompts
-        ids = [episode.id for episode in self.ended]
-        assert len(ids) == len(set(ids))
-
-    def settle_quietly(self):
-        self.loop.run_until_complete(asyncio.sleep(0))
 
 
 ExecutorMachine.TestCase.settings = hypothesis_settings(
-    max_examples=50,
+    max_examples=60,
     stateful_step_count=30,
     deadline=None,
     derandomize=True,

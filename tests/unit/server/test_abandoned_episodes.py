@@ -7,6 +7,7 @@ from openai import AsyncOpenAI
 from server_support import CONTROL_KEY, served, until
 from tiny_models import byte_tokenizer, make_model
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.data.chat import ChatFormat
 from areal_agent.gateway.gateway import Gateway
 from areal_agent.inference.http import HttpInferenceEngine
@@ -42,12 +43,14 @@ async def test_a_timed_out_episode_frees_the_only_slot(tmp_path: Path) -> None:
         server.model.hold_at = 3
         workflow = AgentWorkflow(Asks(), gateway, GCONFIG)
 
-        run = await run_episode(workflow, engine, {"n": 240}, SPEC, timeout_seconds=1.0)
+        run = await run_episode(
+            workflow, engine, {"n": 240}, SPEC, limits=LimitsConfig(seconds=1.0)
+        )
         assert run.episode.outcome == "timeout"
         await server.model.wait_held()  # in the midst of the reply that nobody wants any more
         await until(lambda: server.command_waits)
         server.model.go_on.set()
-        run = await run_episode(workflow, engine, {"n": 2}, SPEC, timeout_seconds=20)
+        run = await run_episode(workflow, engine, {"n": 2}, SPEC, limits=LimitsConfig(seconds=20))
         assert (run.episode.outcome, run.output_tokens) == ("truncated", 2)
         assert server.model.steps < 10
         assert len(gateway.sessions) == 0
