@@ -1,12 +1,13 @@
 """What one episode may use, what happens when it would use more, and what a group may lose."""
 
-from typing import Annotated, Literal
+import math
+from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from areal_agent.config.base import ConfigModel
 
-OnLimit = Literal["reject"] | Annotated[float, Field(allow_inf_nan=False)]
+OnLimit = Literal["reject"] | float
 """`reject`, or the reward that what there is so far is kept with."""
 
 LimitName = Literal["seconds", "turns", "output_tokens", "tool_calls"]
@@ -46,6 +47,13 @@ class LimitsConfig(ConfigModel):
     grace_seconds: float = Field(default=30.0, gt=0)
     """What the code of an episode that has to end may take to clean up. Code that then still goes
     on is left behind, and never resumed."""
+
+    @field_validator("on_seconds", "on_turns", "on_output_tokens", "on_tool_calls")
+    @classmethod
+    def _is_a_reward(cls, value: OnLimit) -> OnLimit:
+        if not isinstance(value, str) and not math.isfinite(value):
+            raise ValueError(f"expected 'reject' or a finite reward, got {value!r}")
+        return value
 
 
 class GroupConfig(ConfigModel):

@@ -298,6 +298,7 @@ class RolloutExecutor:
             if run is None:
                 self._gate.reject()
                 self._settle_all(ended_well, dropped="run_ended")
+        assert run is not None
         self._finish(item, run)
 
     def _free(self, episodes: int) -> None:
