@@ -45,8 +45,8 @@ Outcome = Literal[
     "stale",
     "cancelled",
 ]
-"""How an episode ended. Each episode has exactly one. ``stale`` replaces ``ok`` and ``truncated``
-when the episode's group became too old before it was trained on."""
+"""How an episode ended. Each episode is counted with exactly one: as ``stale``, and not as ``ok``
+or ``truncated``, when its group became too old before it was trained on."""
 
 TRAINABLE_OUTCOMES: frozenset[Outcome] = frozenset({"ok", "truncated"})
 """Only these may enter a batch or a baseline."""
@@ -247,8 +247,6 @@ class Episode:
     """What came into it from outside, in the order of things; None when that is not known."""
     limit: LimitName | None = None
     """The limit of `rollout.limits` that it hit."""
-    dropped: str = ""
-    """Why it was left out of training although it ended well; a word, such as ``refused``."""
 
     def __post_init__(self) -> None:
         """A failure is explained, a success is not."""

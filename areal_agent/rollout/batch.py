@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from areal_agent.trajectory import TrajectoryGroup
 from areal_agent.types import Episode, PromptId
@@ -25,6 +25,23 @@ class GroupBatch:
     """Version at consumption."""
     ready_at: float
     """``time.time()`` when the last of the groups was finished."""
+
+
+Fate = Literal["trained", "swept", "dropped"]
+"""What becomes of a group that may be trained on: it is handed to the trainer, is too old then, or
+is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFate:
+    """What became of the episodes of one group that ended well."""
+
+    fate: Fate
+    prompt_id: PromptId
+    episodes: Sequence[str]
+    """Their ids."""
+    why: str
+    """One of the reasons of `RolloutStats.dropped_why`, ``run_ended``, or how old they were."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -19,7 +19,7 @@ from areal_agent.aio import first_error
 from areal_agent.config.inference import RolloutConfig
 from areal_agent.errors import RolloutError
 from areal_agent.inference.base import InferenceEngine
-from areal_agent.rollout.batch import GroupBatch, Prompt, RolloutStats
+from areal_agent.rollout.batch import Fate, GroupBatch, GroupFate, Prompt, RolloutStats
 from areal_agent.rollout.budget import Budget
 from areal_agent.rollout.buffer import Finished, GroupBuffer, PromptItem
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec
@@ -49,6 +49,7 @@ class RolloutExecutor:
         seed: int,
         accepts: GroupFilter | None = None,
         on_episode: Callable[[Episode], None] | None = None,
+        on_fate: Callable[[GroupFate], None] | None = None,
     ) -> None:
         """Wire things up; nothing starts before the executor is entered.
 
@@ -59,8 +60,8 @@ class RolloutExecutor:
             config: bounds and budgets.
             seed: of the run.
             accepts: says which finished groups may be trained on.
-            on_episode: hears of each episode once, as soon as its outcome is final: of one that
-                may be trained on, when its group is handed out, dropped or swept.
+            on_episode: hears of each episode as soon as it ends, cancelled ones included.
+            on_fate: hears what becomes of those that may be trained on, once for each.
         """
         self._engine = engine
         self._sampler = sampler
@@ -68,6 +69,7 @@ class RolloutExecutor:
         self._seed = seed
         self._filter = GroupFilter() if accepts is None else accepts
         self._on_episode = on_episode
+        self._on_fate = on_fate
         self._grouped = workflow
         self._gate = Gate(
             max_concurrent=config.max_concurrent_rollouts,
@@ -122,7 +124,7 @@ class RolloutExecutor:
                 raise first from error
         finally:
             for left in self._buffer.take(len(self._buffer)):
-                self._settle_all(left.run.survivors, dropped="run_ended")
+                self._settle("dropped", left.run.survivors, "run_ended")
 
     async def next_batch(self) -> GroupBatch | None:
         """Wait for a batch of groups that are fresh enough, and take it.
@@ -297,7 +299,7 @@ class RolloutExecutor:
             self._free(self._grouped.group_size - freed)
             if run is None:
                 self._gate.reject()
-                self._settle_all(ended_well, dropped="run_ended")
+                self._settle("dropped", ended_well, "run_ended")
         assert run is not None
         self._finish(item, run)
 
@@ -308,19 +310,19 @@ class RolloutExecutor:
     def _count(self, run: EpisodeRun) -> None:
         self._tally.ended(run)
         self._budget.episode(run.episode)
+        if self._on_episode is not None:
+            self._on_episode(run.episode)
         if run.episode.outcome not in TRAINABLE_OUTCOMES:
-            self._settle(run.episode)
+            self._tally.settled(run.episode)
         self._judge()
 
-    def _settle_all(self, runs: Iterable[EpisodeRun], *, dropped: str = "") -> None:
+    def _settle(self, fate: Fate, runs: Sequence[EpisodeRun], why: str) -> None:
+        """What becomes of these episodes of a group is known: their outcomes are final."""
         for run in runs:
-            self._settle(replace(run.episode, dropped=dropped) if dropped else run.episode)
-
-    def _settle(self, episode: Episode) -> None:
-        """The outcome of an episode is final: count and record it."""
-        self._tally.settled(episode)
-        if self._on_episode is not None:
-            self._on_episode(episode)
+            self._tally.settled(run.episode, is_stale=fate == "swept")
+        if self._on_fate is not None and runs:
+            ids = [run.episode.id for run in runs]
+            self._on_fate(GroupFate(fate, runs[0].episode.prompt_id, ids, why))
 
     def _finish(self, item: PromptItem, run: GroupRun) -> None:
         group = run.group
@@ -338,7 +340,7 @@ class RolloutExecutor:
             self._gate.reject()
             reason = run.why_dropped if refusal is None else refusal.reason
             self._tally.drop(reason)
-            self._settle_all(run.survivors, dropped=reason)
+            self._settle("dropped", run.survivors, reason)
             self._budget.empty(refusal)
             self._judge()
         self._progress.set()
@@ -365,8 +367,7 @@ class RolloutExecutor:
         self._gate.sweep()
         self._tally.groups["accepted"] -= 1
         self._tally.groups["swept"] += 1
-        for run in old.run.survivors:
-            self._settle(replace(run.episode, outcome="stale"))
+        self._settle("swept", old.run.survivors, f"{old.age(self._gate.version)} versions old")
         self._again.append(replace(old.item, attempt=old.item.attempt + 1))
         self._more.set()
 
@@ -374,7 +375,7 @@ class RolloutExecutor:
         taken = self._buffer.take(n)
         self._tally.groups["consumed"] += len(taken)
         for finished in taken:
-            self._settle_all(finished.run.survivors)
+            self._settle("trained", finished.run.survivors, "")
         version = self._gate.version
         return GroupBatch(
             groups=[finished.group for finished in taken],

@@ -23,7 +23,7 @@ class Ending:
     """How an episode ended, and what it gave."""
 
     outcome: Outcome
-    rows: Sequence[Trajectory] = ()
+    rows: Sequence[Trajectory] = field(default_factory=list[Trajectory])
     interactions: Sequence[Interaction] | None = None
     """What the workflow says that its calls were; None: what the engine saw."""
     failure: Failure | None = None

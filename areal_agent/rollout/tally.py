@@ -50,9 +50,9 @@ class Tally:
         if episode.failure is not None:
             self._tell(episode, episode.failure)
 
-    def settled(self, episode: Episode) -> None:
-        """Count its outcome, which is final."""
-        self.outcomes[episode.outcome] += 1
+    def settled(self, episode: Episode, *, is_stale: bool = False) -> None:
+        """Count its outcome, which is final: one that ended well may have become stale since."""
+        self.outcomes["stale" if is_stale else episode.outcome] += 1
         if episode.reward is not None and episode.reward <= 0:
             self.zero_rewards += 1
 

@@ -16,6 +16,7 @@ from areal_agent.errors import ConfigError
 from areal_agent.evaluation.evaluator import Evaluator
 from areal_agent.inference.http import HttpInferenceEngine
 from areal_agent.rollout.audit import CaptureAudit
+from areal_agent.rollout.batch import GroupFate
 from areal_agent.rollout.concurrency import LoadLimit, follow_load
 from areal_agent.rollout.executor import Prompt, RolloutExecutor
 from areal_agent.rollout.filters import GroupFilter, ShouldAccept
@@ -196,6 +197,16 @@ class Run:
         """Append an episode to the run's records."""
         self._recorder.record(episode, split=split, step=self.step)
 
+    def _record_fate(self, told: GroupFate) -> None:
+        self._recorder.fate(
+            told.fate,
+            told.episodes,
+            prompt_id=told.prompt_id,
+            step=self.step,
+            version=self.version,
+            why=told.why,
+        )
+
     def _tell_fruitless(self, *, rows: float) -> None:
         self._fruitless = 0 if rows else self._fruitless + 1
         if self._fruitless and self._fruitless % FRUITLESS_WARNED == 0:
@@ -230,6 +241,7 @@ class Run:
                 should_accept, dynamic_sampling=self.config.rollout.dynamic_sampling
             ),
             on_episode=lambda episode: self.record(episode, split="train"),
+            on_fate=self._record_fate,
         )
         self.first_rollout_at = time.time()
         self.executor = await self._stack.enter_async_context(executor)

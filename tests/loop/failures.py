@@ -62,7 +62,7 @@ def train(root: Path, kind: str, seed: int, *, share: float, overrides: Sequence
         "seed": seed,
         "area": area(curve),
         "after": summary["eval_after"],
-        "failed": sum(step.get("outcome/inference_error", 0) for step in steps),
+        "failed": sum(step["rollout/outcome/inference_error"] for step in steps),
         "curve": curve,
     }
 

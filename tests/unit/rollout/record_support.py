@@ -2,6 +2,7 @@
 
 from rollout_support import Calls
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.episode import EpisodeSpec, run_episode
 from areal_agent.testing.fakes import FakeEngine, Reply
 from areal_agent.trajectory import Trajectory
@@ -17,7 +18,7 @@ def text(ids):
 async def ran(workflow, engine=None, data=None, *, seconds=5, **facts):
     spec = EpisodeSpec("0:3:1", "0:3", seed=5, epoch=0, index=3, sample=1, **facts)
     run = await run_episode(
-        workflow, engine or FakeEngine(), data or {}, spec, timeout_seconds=seconds
+        workflow, engine or FakeEngine(), data or {}, spec, limits=LimitsConfig(seconds=seconds)
     )
     return run.episode
 

@@ -72,7 +72,8 @@ class ExecutorMachine(RuleBasedStateMachine):
         self.n_prompts, self.policy = n_prompts, policy
         self.engine = FakeEngine()
         self.workflow = Steered()
-        self.settled = []
+        self.ended = []
+        self.fates = []
         self.taken = []
         self.is_over = False
         self.loop = asyncio.new_event_loop()
@@ -92,7 +93,8 @@ class ExecutorMachine(RuleBasedStateMachine):
             accepts=GroupFilter(
                 (lambda group: next(seen) % refused) if refused else None, dynamic_sampling=dynamic
             ),
-            on_episode=self.settled.append,
+            on_episode=self.ended.append,
+            on_fate=self.fates.append,
         )
         self.runner = self.loop.create_task(self.hold_open())
         self.consumer = None
@@ -207,7 +209,11 @@ class ExecutorMachine(RuleBasedStateMachine):
         ahead = (self.eta + self.engine.version + 1) * self.batch
         assert stats.accepted + stats.running <= ahead
         assert stats.accepted == stats.consumed + stats.buffered or self.is_over
-        assert sum(stats.outcomes.values()) == len(self.settled) <= stats.episodes
+        assert stats.episodes == len(self.ended)
+        told = Counter(told.fate for told in self.fates for _ in told.episodes)
+        failed = sum(episode.outcome not in TRAINABLE_OUTCOMES for episode in self.ended)
+        assert sum(stats.outcomes.values()) == failed + told.total() <= stats.episodes
+        assert stats.outcomes.get("stale", 0) == told["swept"]
         assert sum(stats.dropped_why.values()) == stats.dropped
         assert len(self.workflow.ids) == stats.episodes + stats.running_episodes
 
@@ -218,15 +224,21 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     @invariant()
     def each_episode_ends_once_at_most(self):
-        ids = [episode.id for episode in self.settled]
+        ids = [episode.id for episode in self.ended]
         assert len(ids) == len(set(ids))
-        used = {e.id for batch in self.taken if batch for e in batch.episodes}
-        for episode in self.settled:
-            if episode.outcome in TRAINABLE_OUTCOMES:
-                assert (episode.id in used) == (not episode.dropped)
-            else:
-                assert not episode.dropped
-                assert episode.outcome in ("rejected", "stale") or episode.failure is not None
+        for episode in self.ended:
+            failed = episode.outcome not in (*TRAINABLE_OUTCOMES, "rejected")
+            assert failed == (episode.failure is not None)
+
+    @invariant()
+    def those_that_ended_well_have_one_fate_at_most(self):
+        fates = [name for told in self.fates for name in told.episodes]
+        assert len(fates) == len(set(fates))
+        well = {e.id for e in self.ended if e.outcome in TRAINABLE_OUTCOMES}
+        assert well >= set(fates)
+        used = {e.id for batch in self.taken if batch for e in batch.episodes} & well
+        trained = {n for told in self.fates if told.fate == "trained" for n in told.episodes}
+        assert used == trained
 
     def shut_down(self):
         self.is_over = True
@@ -235,8 +247,9 @@ class ExecutorMachine(RuleBasedStateMachine):
             self.consumer.cancel()
             self.consumer = None
         self.loop.run_until_complete(self.runner)
-        assert sorted(e.id for e in self.settled) == sorted(self.workflow.ids)
+        assert sorted(e.id for e in self.ended) == sorted(self.workflow.ids)
         stats = self.executor.stats()
+        assert sum(stats.outcomes.values()) == stats.episodes
         assert stats.running == stats.running_episodes == stats.buffered == 0
 
     def teardown(self):
@@ -254,7 +267,7 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     def check_retries(self):
         """A try follows another only where that one failed for no fault of the policy."""
-        outcomes = {episode.id: episode.outcome for episode in self.settled}
+        outcomes = {episode.id: episode.outcome for episode in self.ended}
         for name in outcomes:
             first, _, number = name.partition("~")
             if number:
