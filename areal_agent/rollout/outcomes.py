@@ -3,7 +3,7 @@
 import asyncio
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from areal_agent.aio import first_error
 from areal_agent.config.rollout_limits import LimitName

@@ -9,6 +9,7 @@ from gateway_support import until
 from online_support import Elsewhere, elsewhere
 
 from areal_agent.config.inference import RolloutConfig
+from areal_agent.config.rollout_limits import GroupConfig
 from areal_agent.rollout.executor import RolloutExecutor
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 
@@ -19,11 +20,13 @@ def rows() -> Iterator[tuple[str, int, int, dict[str, Any]]]:
 
 
 @asynccontextmanager
-async def training(there: Elsewhere, **config: Any) -> AsyncGenerator[RolloutExecutor]:
+async def training(
+    there: Elsewhere, *, retries: int = 1, **config: Any
+) -> AsyncGenerator[RolloutExecutor]:
     """Synchronous training on batches of one group of two."""
     async with RolloutExecutor(
         there.playing.engine,
-        GroupedRolloutWorkflow(there.workflow, 2),
+        GroupedRolloutWorkflow(there.workflow, 2, policy=GroupConfig(retries=retries)),
         rows(),
         config=RolloutConfig(consumer_batch_size=1, max_head_offpolicyness=0, **config),
         seed=1,
@@ -71,7 +74,7 @@ async def test_a_group_that_came_too_late_is_offered_again() -> None:
 
 async def test_a_silent_agent_costs_its_session_and_not_the_group() -> None:
     # Of two members one is not enough to compare: the group is dropped, and training goes on.
-    async with elsewhere(session_idle_seconds=0.8) as there, training(there) as executor:
+    async with elsewhere(session_idle_seconds=0.8) as there, training(there, retries=0) as executor:
         await there.start()
         await play(there, await there.start())
         await until(lambda: executor.stats().dropped == 1)
