@@ -95,7 +95,7 @@ def _training(config: "ExperimentConfig") -> Iterator[Problem]:
             f"expected at most max_concurrent_rollouts = {rollout.max_concurrent_rollouts}, got "
             f"{rollout.min_concurrent_rollouts}: lower it, or raise the other",
         )
-    if rollout.group.min_size > samples:
+    if rollout.group.min_size > samples >= 2:
         yield (
             ("rollout", "group", "min_size"),
             f"a group has gconfig.n_samples = {samples} episodes, so none would have the "
