@@ -1,15 +1,16 @@
 """Stands where the gateway stands in training, and passes calls on to an endpoint."""
 
 from contextlib import AbstractAsyncContextManager
-from typing import Self
-
-from openai import AsyncOpenAI
+from typing import TYPE_CHECKING, Self
 
 from areal_agent.gateway.endpoint import Endpoint
 from areal_agent.gateway.endpoint_app import make_endpoint_app
 from areal_agent.gateway.endpoint_session import EndpointSession, EndpointSessions
 from areal_agent.gateway.reachable import Reachable
 from areal_agent.net.clients import HttpClients
+
+if TYPE_CHECKING:  # most of a second to import
+    from openai import AsyncOpenAI
 
 
 class EndpointGateway(Reachable):
@@ -39,7 +40,7 @@ class EndpointGateway(Reachable):
         """Open a session; leaving forgets its key."""
         return self.sessions.open()
 
-    def client(self, session: EndpointSession) -> AsyncOpenAI:
+    def client(self, session: EndpointSession) -> "AsyncOpenAI":
         """Return an OpenAI client of this process for one session."""
         return self.client_with(session.key)
 

@@ -3,8 +3,7 @@
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-
-from openai import AsyncOpenAI
+from typing import TYPE_CHECKING
 
 from areal_agent.aio import run_shielded
 from areal_agent.data.chat import ChatFormat
@@ -18,6 +17,9 @@ from areal_agent.gateway.session import ABANDONED_SECONDS, Session
 from areal_agent.gateway.sessions import Sessions
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.types import GenerationHyperparameters
+
+if TYPE_CHECKING:  # most of a second to import
+    from openai import AsyncOpenAI
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,7 @@ class Gateway(Reachable):
                 ", ".join(OVERRULED),
             )
 
-    def client(self, session: Session) -> AsyncOpenAI:
+    def client(self, session: Session) -> "AsyncOpenAI":
         """Return an OpenAI client of this process for one session."""
         return self.client_with(session.key)
 

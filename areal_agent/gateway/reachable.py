@@ -4,16 +4,18 @@ import asyncio
 import importlib.util
 from contextlib import AsyncExitStack
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import httpx
-from openai import AsyncOpenAI
 from starlette.types import ASGIApp
 
 from areal_agent.aio import task_group
 from areal_agent.errors import ConfigError
 from areal_agent.gateway.transport import streaming_client
 from areal_agent.net.serve import ServerHandle, base_url, bind, serve
+
+if TYPE_CHECKING:  # most of a second to import
+    from openai import AsyncOpenAI
 
 _INSIDE = "http://gateway.inside"
 """A name that no socket is opened for."""
@@ -86,8 +88,10 @@ class Reachable:
             self._httpx2_client = streaming_client(self.app, self._group, "httpx2")
         return self._httpx2_client
 
-    def client_with(self, key: str) -> AsyncOpenAI:
+    def client_with(self, key: str) -> "AsyncOpenAI":
         """Return an OpenAI client of this process that has a key."""
+        from openai import AsyncOpenAI
+
         inside = cast("Any", self.http_client)  # openai 3 names httpx2 in its types, takes both
         return AsyncOpenAI(api_key=key, base_url=f"{_INSIDE}/v1", http_client=inside)
 

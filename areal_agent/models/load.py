@@ -7,13 +7,16 @@ import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from areal_agent.errors import ConfigError
+
+if TYPE_CHECKING:  # it takes seconds to import, and the driver only asks where models are
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +122,7 @@ def load_causal_lm(
     folder: Path,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """Load the model in `folder`, in evaluation mode, with SDPA attention where it has it.
 
     Raises:

@@ -1,5 +1,6 @@
 """Agents that speak to an OpenAI-compatible API, run as workflows."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping, Set
 from typing import Any, Protocol
@@ -73,6 +74,8 @@ class AgentWorkflow(RolloutWorkflow):
         parameters = inspect.signature(agent.run).parameters.values()
         takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._wants = None if takes_all else {p.name for p in parameters}
+        if self._wants is None or "client" in self._wants:
+            importlib.import_module("openai")  # now: later it would hold up the event loop
 
     async def arun_episode(
         self, engine: InferenceEngine, data: dict[str, Any]
