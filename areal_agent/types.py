@@ -4,8 +4,8 @@ An episode asks an inference engine for tokens (`ModelRequest` to `ModelResponse
 `Interaction`s, and ends as an `Episode` with exactly one `Outcome`. Nothing here needs torch.
 """
 
+import secrets
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -61,7 +61,7 @@ PromptId = str
 
 
 def _new_id() -> str:
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, slots=True)

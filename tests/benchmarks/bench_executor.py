@@ -22,7 +22,7 @@ from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
 from areal_agent.trajectory import Trajectory
-from areal_agent.types import ModelRequest, ModelResponse
+from areal_agent.types import GenerationHyperparameters, ModelRequest, ModelResponse
 
 GROUP = 8
 IN_FLIGHT = (10, 256, 2_000, 10_000)
@@ -33,8 +33,11 @@ EPISODES = 5_000
 class Trivial(RolloutWorkflow):
     """One call of one token."""
 
+    def __init__(self):
+        self.gconfig = GenerationHyperparameters()
+
     async def arun_episode(self, engine, data):
-        response = await engine.agenerate(ModelRequest(input_ids=[1, 2]))
+        response = await engine.agenerate(ModelRequest([1, 2], self.gconfig))
         return Trajectory.from_response(response, 1.0)
 
 
