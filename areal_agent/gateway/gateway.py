@@ -1,7 +1,7 @@
 """Opens a session for each episode, and hands out the clients that reach it."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,12 @@ class Gateway(Reachable):
 
     @asynccontextmanager
     async def session(
-        self, engine: InferenceEngine, gconfig: GenerationHyperparameters, *, trained: bool
+        self,
+        engine: InferenceEngine,
+        gconfig: GenerationHyperparameters,
+        *,
+        trained: bool,
+        on_tool_calls: Callable[[int], None] | None = None,
     ) -> AsyncGenerator[Session]:
         """Open a session; leaving seals it and forgets its key."""
         assert self._group is not None, "the gateway is not open"
@@ -81,6 +86,7 @@ class Gateway(Reachable):
             abandoned_seconds=self._abandoned_seconds,
             load=self._load,
         )
+        session.on_tool_calls = on_tool_calls
         self.sessions.add(session)
         try:
             yield session

@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from areal_agent.aio import collect
@@ -99,6 +99,8 @@ class Session:
         self._sampling: Whose = sampling
         self._abandoned_seconds = abandoned_seconds
         self._load = Load() if load is None else load
+        self.on_tool_calls: Callable[[int], None] | None = None
+        """Hears how many tools a reply calls; may raise `InferenceError`: then nobody gets it."""
         self._users = 0
         self._used_at = time.monotonic()
         self._exchanges: dict[bytes, list[Exchange]] = {}
@@ -310,6 +312,9 @@ class Session:
             tools=call.tools,
             prompt_ids=plan.prompt_ids if call.prompt is None else None,
         )
+        calls = reply.message.get("tool_calls")
+        if calls and self.on_tool_calls is not None:
+            self.on_tool_calls(len(calls))
         turn = Turn(
             id=exchange.turn_id(choice),
             parent=plan.parent,

@@ -13,6 +13,7 @@ from areal_agent.inference.base import InferenceEngine
 from areal_agent.registry import is_function_of_data
 from areal_agent.rollout import context
 from areal_agent.rollout.export import session_rows
+from areal_agent.rollout.limits import current_limits, stoppable
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory
 from areal_agent.types import GenerationHyperparameters
@@ -82,14 +83,21 @@ class AgentWorkflow(RolloutWorkflow):
     ) -> list[Trajectory] | None:
         """Run one episode; None when the agent called no model."""
         trained = not context.get().is_eval
-        async with self._gateway.session(engine, self._gconfig, trained=trained) as session:
+        limits = current_limits()
+        async with self._gateway.session(
+            engine, self._gconfig, trained=trained, on_tool_calls=limits.asked_for_tools
+        ) as session:
+            limits.capture = lambda reward: self._rows(session, reward)
             try:
-                value = await self.agent.run(data, **self._extra(session, engine))
+                value = await stoppable(self.agent.run(data, **self._extra(session, engine)))
             except Exception as error:
                 if session.failure is not None:
                     raise session.failure from error
                 raise
-            return session_rows(session, value, discount=self._discount, style=self._style)
+            return self._rows(session, value)
+
+    def _rows(self, session: Session, value: object) -> list[Trajectory] | None:
+        return session_rows(session, value, discount=self._discount, style=self._style)
 
     def _extra(self, session: Session, engine: InferenceEngine) -> dict[str, Any]:
         offered: dict[str, Callable[[], Any]] = {

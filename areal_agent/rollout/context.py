@@ -19,6 +19,7 @@ from areal_agent.aio import PerLoop
 from areal_agent.net.clients import HttpClients, external_client
 from areal_agent.registry import resolve
 from areal_agent.rollout.inputs import Inputs, Tool, run_tool
+from areal_agent.rollout.limits import current_limits
 from areal_agent.types import PromptId
 
 
@@ -82,6 +83,7 @@ async def tool(function: Tool | str, /, *args: Any, **kwargs: Any) -> Any:
         What it returns; of a replay, what it returned then. Only what JSON can hold is replayed.
 
     Raises:
+        LimitReached: the episode may call no more tools.
         TimeoutError: it took longer than `TOOL_SECONDS`; `call_tool` takes another limit.
         Exception: what it raises.
     """
@@ -99,6 +101,7 @@ async def call_tool(
     found: Tool = (
         resolve(function, kind="tools", base=Path.cwd()) if isinstance(function, str) else function
     )
+    current_limits().runs_tool()
     kwargs = {} if kwargs is None else kwargs
     inputs = _inputs.get()
     if inputs is None:

@@ -10,6 +10,7 @@ from areal_agent.gateway.endpoint_session import EndpointSession
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rewarding import as_reward
 from areal_agent.rollout.adapters import Agent, asked_for
+from areal_agent.rollout.limits import stoppable
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.types import Score
 
@@ -38,7 +39,7 @@ class EndpointWorkflow(RolloutWorkflow):
         """Run one episode; None when the agent called no model."""
         async with self._gateway.session() as session:
             try:
-                value = await self.agent.run(data, **self._extra(session))
+                value = await stoppable(self.agent.run(data, **self._extra(session)))
             except Exception as error:
                 if session.failure is not None:
                     raise session.failure from error

@@ -119,6 +119,7 @@ async def run_episode(
     used = start_limits(limits)
     recorder = EpisodeEngine(engine, spec.id, spec.call_seed, tape, used)
     clock = start_clock(limits.seconds)
+    recorder.must_end = lambda: clock.limit.expired() or live.is_cancelled
     result: object = None
     error: BaseException | None = None
     try:

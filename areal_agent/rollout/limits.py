@@ -1,14 +1,20 @@
 """What one episode has used of what it may use."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal_agent.config.rollout_limits import LimitName, LimitsConfig, OnLimit
 from areal_agent.errors import LimitReached
-from areal_agent.trajectory import Trajectory
+from areal_agent.rollout.stoppable import Stoppable
 from areal_agent.types import GenerationHyperparameters, ModelResponse
 
-Capture = Callable[[float], Sequence[Trajectory] | None]
+if TYPE_CHECKING:
+    from areal_agent.trajectory import Trajectory
+
+T = TypeVar("T")
+
+Capture = Callable[[float], "Sequence[Trajectory] | None"]
 """Gives the rows of what an episode did so far, with this reward; None when there is nothing."""
 
 
@@ -36,15 +42,17 @@ class EpisodeLimits:
         """Count a call of the model; returns how many tokens it may sample.
 
         Raises:
-            LimitReached: there may be no more calls, or no more tokens.
+            LimitReached: there may be no more calls, or no more tokens, or it hit another limit.
         """
         config, most = self.config, asked.max_new_tokens
+        if self.hit is not None:
+            raise self._reached(self.hit, "call the model again")
         if config.turns is not None and self._turns >= config.turns:
-            raise self._reached("turns", config.turns, "call the model again")
+            raise self._reached("turns", "call the model again")
         if config.output_tokens is not None:
             most = min(most, config.output_tokens - self._output_tokens)
             if most <= 0:
-                raise self._reached("output_tokens", config.output_tokens, "sample more tokens")
+                raise self._reached("output_tokens", "sample more tokens")
         self._turns += 1
         return most
 
@@ -82,10 +90,11 @@ class EpisodeLimits:
     def _check_tools(self) -> None:
         most = self.config.tool_calls
         if most is not None and max(self._asked_tools, self._run_tools) > most:
-            raise self._reached("tool_calls", most, "call more tools")
+            raise self._reached("tool_calls", "call more tools")
 
-    def _reached(self, name: LimitName, value: int, wish: str) -> LimitReached:
+    def _reached(self, name: LimitName, wish: str) -> LimitReached:
         self._hit(name)
+        value = getattr(self.config, name)
         return LimitReached(
             f"the episode may not {wish}: it has reached rollout.limits.{name} {value}"
         )
@@ -104,6 +113,14 @@ def start_limits(config: LimitsConfig) -> EpisodeLimits:
     return limits
 
 
-def current_limits() -> EpisodeLimits | None:
-    """Return what the running episode counts with; None outside of one."""
-    return _current.get()
+def current_limits() -> EpisodeLimits:
+    """Return what the running episode counts with; outside of one, something without limits."""
+    return _current.get() or EpisodeLimits(_NONE)
+
+
+async def stoppable(code: Coroutine[Any, Any, T]) -> T:
+    """Await code of users that lies within an episode; see `Stoppable`."""
+    return await Stoppable(code, grace_seconds=current_limits().config.grace_seconds)
+
+
+_NONE = LimitsConfig(turns=None, output_tokens=None, tool_calls=None)

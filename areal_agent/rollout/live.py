@@ -34,6 +34,11 @@ class LiveEpisode:
             self.why_stopped = why
             self.task.cancel()
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it has to end, by `stop` or because its task was cancelled."""
+        return self.task is not None and self.task.cancelling() > 0
+
     def end(self) -> bool:
         """It has ended; returns whether its task was cancelled by somebody else."""
         task, self.task = self.task, None

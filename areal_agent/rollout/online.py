@@ -1,6 +1,7 @@
 """Agents that live elsewhere: each takes an episode, talks, sets rewards, and ends it."""
 
 import logging
+from functools import partial
 from typing import Any
 
 from areal_agent.config.inference import GatewayConfig
@@ -11,6 +12,7 @@ from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout import context
 from areal_agent.rollout.clock import uncounted
 from areal_agent.rollout.export import session_rows
+from areal_agent.rollout.limits import current_limits
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory
 from areal_agent.types import GenerationHyperparameters
@@ -63,9 +65,14 @@ class OnlineWorkflow(RolloutWorkflow):
         episode = context.get()
         facts = {"group_id": episode.prompt_id, "is_eval": episode.is_eval, "data": data}
         with self._gateway.desk.offer(episode.episode_id or "", facts) as offer:
+            limits = current_limits()
             async with self._gateway.session(
-                engine, self._gconfig, trained=not episode.is_eval
+                engine,
+                self._gconfig,
+                trained=not episode.is_eval,
+                on_tool_calls=limits.asked_for_tools,
             ) as session:
+                limits.capture = partial(self._captured, session)
                 with uncounted():
                     await self._gateway.desk.until_taken(
                         offer, session, seconds=self._config.agents_timeout_seconds
@@ -75,14 +82,17 @@ class OnlineWorkflow(RolloutWorkflow):
                 )
                 return self._rows(session, offer)
 
+    def _captured(self, session: Session, reward: float | None) -> list[Trajectory] | None:
+        return session_rows(
+            session,
+            reward,
+            discount=self._config.turn_discount,
+            style=self._config.export_style,
+        )
+
     def _rows(self, session: Session, offer: Offer) -> list[Trajectory] | None:
         try:
-            rows = session_rows(
-                session,
-                None,
-                discount=self._config.turn_discount,
-                style=self._config.export_style,
-            )
+            rows = self._captured(session, None)
         except Exception as error:
             offer.error = f"{type(error).__name__}: {error}"
             raise

@@ -44,6 +44,8 @@ class EpisodeEngine:
         self._engine = engine
         self._episode_id = episode_id
         self._call_seed = call_seed
+        self.must_end: Callable[[], bool] = lambda: False
+        """Whether the episode's time is over although its code still runs: then it gets no calls."""
         self._turns = 0
         self._closed = False
         self.interactions: list[Interaction] = []
@@ -63,7 +65,7 @@ class EpisodeEngine:
             LimitReached: the episode may call the model no more.
             InferenceError: also when the episode is over.
         """
-        if self._closed:
+        if self._closed or self.must_end():
             raise InferenceError(
                 f"episode {self._episode_id} has ended: await every model call in arun_episode"
             )

@@ -52,7 +52,7 @@ def settings(**changes):
 
 @asynccontextmanager
 async def executor(workflow=None, sampler=None, *, engine=None, group_size=2, seed=1, **kwargs):
-    on_episode = kwargs.pop("on_episode", None)
+    hooks = {key: kwargs.pop(key) for key in ("on_episode", "on_fate") if key in kwargs}
     should_accept = kwargs.pop("should_accept", None)
     config = settings(**kwargs)
     async with RolloutExecutor(
@@ -67,7 +67,7 @@ async def executor(workflow=None, sampler=None, *, engine=None, group_size=2, se
         config=config,
         seed=seed,
         accepts=GroupFilter(should_accept, dynamic_sampling=config.dynamic_sampling),
-        on_episode=on_episode,
+        **hooks,
     ) as running:
         yield running
 
