@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from areal_agent.rollout.reward import AsyncRewardWrapper
     from areal_agent.rollout.workflow import RolloutWorkflow
     from areal_agent.trainer.build import open_run
+    from areal_agent.trainer.replay import replay
     from areal_agent.trainer.rl import RLTrainer
     from areal_agent.trajectory import Trajectory
     from areal_agent.types import (
@@ -42,6 +43,7 @@ __all__ = [
     "inline_reward",
     "load_config",
     "open_run",
+    "replay",
     "workflow_context",
 ]
 
@@ -60,6 +62,7 @@ _WHERE = {
     "inline_reward": "areal_agent.rewarding",
     "load_config": "areal_agent.config.load",
     "open_run": "areal_agent.trainer.build",
+    "replay": "areal_agent.trainer.replay",
 }
 
 

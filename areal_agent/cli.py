@@ -237,6 +237,34 @@ def episodes(  # noqa: PLR0913, PLR0917 - options of a command
         typer.echo(line)
 
 
+@app.command()
+def replay(
+    run: RunPath,
+    ids: EpisodeIds = None,
+    config: Annotated[
+        Path | None, typer.Option(help="Settings to use instead of the run's own.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a line of JSON an episode.")] = False,
+) -> None:
+    """Run the code of recorded episodes again, offline, on what they were told then.
+
+    Exit code 1: an episode does something else than when it was recorded.
+    """
+    from areal_agent.trainer import replay as replaying
+    from areal_agent.trainer import replay_report
+
+    def show(done: Any) -> None:
+        for line in [replay_report.as_json(done)] if json else replay_report.told(done):
+            typer.echo(line)
+
+    results = run_until_signal(replaying.replay(run, ids or (), settings=config, on_replayed=show))
+    if not json:
+        for line in replay_report.total(results):
+            typer.echo(line)
+    if any(done.verdict == "differs" for done in results):
+        raise SystemExit(1)
+
+
 def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
     """Run `main`; SIGINT or SIGTERM cancels it so that it cleans up, a second one ends at once.
 

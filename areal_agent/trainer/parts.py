@@ -90,8 +90,8 @@ class Parts:
         )
 
 
-def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
-    """Find and check everything that the settings name.
+def prepare(loaded: LoadedConfig[ExperimentConfig], *, with_data: bool = True) -> Parts:
+    """Find and check everything that the settings name; the datasets too, unless told otherwise.
 
     Raises:
         ConfigError: a model, dataset, workflow or backend is missing or unusable.
@@ -109,8 +109,10 @@ def prepare(loaded: LoadedConfig[ExperimentConfig]) -> Parts:
     require_installed(ModelAllocation.from_str(config.actor.backend), role="actor")
     model = resolve_model(_model_name(config.model, base))
     chat = ChatFormat.from_folder(model, config.tool_parser, config.reasoning_parser)
-    train_rows = _train_rows(config, base)
-    eval_rows = [] if config.valid_dataset is None else make_dataset(config.valid_dataset, base)
+    train_rows: Sequence[Row] = _train_rows(config, base) if with_data else []
+    eval_rows: Sequence[Row] = []
+    if with_data and config.valid_dataset is not None:
+        eval_rows = make_dataset(config.valid_dataset, base)
     parts = Parts(
         config=config,
         base=base,
