@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, cast
-from uuid import uuid4
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from areal_agent.data.call_ids import new_call_id
 from areal_agent.data.messages import Message, Tools, clean_messages, clean_tools
 from areal_agent.data.parsers.calls import ParsedReply
 from areal_agent.data.reply_format import ReplyFormat
@@ -253,7 +253,7 @@ class ChatFormat:
         if parsed.calls:
             message["tool_calls"] = [
                 {
-                    "id": f"call_{uuid4().hex[:24]}",
+                    "id": new_call_id(),
                     "type": "function",
                     "function": {"name": call.name, "arguments": json.dumps(call.arguments)},
                 }

@@ -1,6 +1,7 @@
 """One episode at the gateway: its calls, its turns, its rewards, and its end."""
 
 import asyncio
+import contextvars
 import logging
 import secrets
 import time
@@ -94,6 +95,8 @@ class Session:
         self.is_sealed = False
         self.is_truncated = False
         """A prompt found no room in the context."""
+        # What the calls of one episode share, also those that come over a socket.
+        self._context = contextvars.copy_context()
         self._engine = engine
         self._group = group
         self._sampling: Whose = sampling
@@ -176,7 +179,7 @@ class Session:
         self._exchanges[call.digest] = [*same, exchange]
         if call.kept is not None:
             self._by_id[exchange.id] = exchange
-        task = self._group.create_task(self._sample(exchange))
+        task = self._group.create_task(self._sample(exchange), context=self._context.copy())
         self._tasks[exchange] = task
         task.add_done_callback(lambda _: self._ended(exchange))
         return exchange

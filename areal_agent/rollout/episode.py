@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from areal_agent.config.rollout_limits import LimitsConfig
+from areal_agent.data.call_ids import CallIds, set_call_ids
 from areal_agent.data.seeds import derive_seed
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.clock import start_clock
@@ -160,6 +161,7 @@ def _enter(spec: EpisodeSpec) -> LiveEpisode:
             episode_id=spec.id,
         )
     )
+    set_call_ids(CallIds(spec.random_seed))
     live = LiveEpisode(spec.id, spec.prompt_id, task=asyncio.current_task())
     enter_episode(live)
     return live
