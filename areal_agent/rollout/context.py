@@ -97,7 +97,11 @@ async def call_tool(
     *,
     timeout_seconds: float | None = TOOL_SECONDS,
 ) -> Any:
-    """Call a tool as `tool` does, with a limit of its own. None: only the episode's."""
+    """Call a tool as `tool` does, with a limit of its own. None: only the episode's.
+
+    Raises:
+        LimitReached: the episode may call no more of them.
+    """
     found: Tool = (
         resolve(function, kind="tools", base=Path.cwd()) if isinstance(function, str) else function
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.differences import Decode, rows_differ
 from areal_agent.rollout.episode import EpisodeRun, EpisodeSpec, run_episode
 from areal_agent.rollout.episode_record import episode_record, prompt_ids_of, rows_of
@@ -19,8 +20,8 @@ from areal_agent.rollout.replayed_inputs import (
 from areal_agent.rollout.script import PATIENCE_SECONDS, Difference, Script
 from areal_agent.rollout.workflow import RolloutWorkflow
 
-CUT_OFF = ("timeout", "cancelled")
-"""Outcomes that depend on how long things took: these are replayed up to the last call."""
+SECONDS = 60.0
+"""A replay that takes longer is given up."""
 GRACE_SECONDS = 0.1
 """An episode that was cut off may still ask for something this long after its last call."""
 
@@ -43,7 +44,7 @@ async def replay_episode(
     decode: Decode,
     *,
     vocab_size: int | None = None,
-    timeout_seconds: float = 60.0,
+    limits: LimitsConfig | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
 ) -> Replayed:
     """Run `workflow` on what a recorded episode was told.
@@ -53,7 +54,7 @@ async def replay_episode(
         record: a line of ``episodes.jsonl``.
         decode: makes text of ids, to show what differs.
         vocab_size: of the model.
-        timeout_seconds: the replay is given up after this time.
+        limits: of an episode; a replay takes no more than a minute whatever they say.
         patience_seconds: how long a call waits for another one that came before it.
     """
     why = unreplayable(record)
@@ -69,14 +70,14 @@ async def replay_episode(
         engine,
         record["data"],
         spec,
-        timeout_seconds=timeout_seconds,
+        limits=(limits or LimitsConfig()).model_copy(update={"seconds": SECONDS}),
         vocab_size=vocab_size,
         inputs=inputs,
     )
     run: EpisodeRun | None = None
     async with asyncio.TaskGroup() as group:
         task = group.create_task(running, name=f"replay {spec.id}")
-        if record["outcome"] in CUT_OFF:
+        if was_cut_off(record):
             await _until_cut_off(task, script)
         else:
             await asyncio.wait([task])
@@ -100,6 +101,11 @@ def unreplayable(record: Mapping[str, Any]) -> str:
     if not record["turns"] and not record["failed_calls"] and record["metrics"].get("calls"):
         return "its model was an endpoint of others, whose replies are not recorded"
     return ""
+
+
+def was_cut_off(record: Mapping[str, Any]) -> bool:
+    """Tell whether the end came from outside, in its time: it is replayed up to the last call."""
+    return record["outcome"] in ("timeout", "cancelled") or record.get("limit") == "seconds"
 
 
 def script_of(
@@ -144,7 +150,7 @@ def _rest(script: Script, inputs: ReplayedInputs) -> Difference | None:
 
 def _result(record: Mapping[str, Any], run: EpisodeRun | None, decode: Decode) -> Difference | None:
     """How the result differs from the recorded one."""
-    if record["outcome"] in CUT_OFF:
+    if was_cut_off(record):
         return None
     if run is None:
         return Difference("the result", record["outcome"], "cancelled")

@@ -84,7 +84,13 @@ async def _replayed(workflows: "_Workflows", record: Record, parts: Parts) -> Re
     if isinstance(workflow, OnlineWorkflow):
         why = "its agent lives elsewhere: there is no code of it here"
         return Replayed(record["id"], record["split"], "skipped", why)
-    return await replay_episode(workflow, record, parts.chat.decode, vocab_size=parts.vocab_size)
+    return await replay_episode(
+        workflow,
+        record,
+        parts.chat.decode,
+        vocab_size=parts.vocab_size,
+        limits=parts.config.rollout.limits,
+    )
 
 
 class _Workflows:

@@ -67,7 +67,7 @@ class Inside(Busy):
 async def recorded(playing: Stage, agent: Busy) -> dict[str, Any]:
     workflow = AgentWorkflow(agent, playing.gateway, GCONFIG)
     spec = EpisodeSpec(id="0:1:0", prompt_id="0:1", seed=1, epoch=0, index=1)
-    run = await run_episode(workflow, playing.engine, {}, spec, timeout_seconds=20)
+    run = await run_episode(workflow, playing.engine, {}, spec)
     assert run.episode.outcome == "ok", run.episode.failure
     decode = playing.chat.decode
     return json.loads(any_json(episode_record(run.episode, decode, split="train", step=0)))
