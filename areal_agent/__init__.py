@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from areal_agent.inference.base import InferenceEngine
     from areal_agent.rewarding import inline_reward
     from areal_agent.rollout import context as workflow_context
+    from areal_agent.rollout.group_reward import GroupReward
     from areal_agent.rollout.reward import AsyncRewardWrapper
     from areal_agent.rollout.workflow import RolloutWorkflow
     from areal_agent.trainer.build import open_run
@@ -33,6 +34,7 @@ __all__ = [
     "Episode",
     "ExperimentConfig",
     "GenerationHyperparameters",
+    "GroupReward",
     "InferenceEngine",
     "Interaction",
     "ModelRequest",
@@ -52,6 +54,7 @@ _WHERE = {
     "Episode": "areal_agent.types",
     "ExperimentConfig": "areal_agent.config.experiment",
     "GenerationHyperparameters": "areal_agent.types",
+    "GroupReward": "areal_agent.rollout.group_reward",
     "InferenceEngine": "areal_agent.inference.base",
     "Interaction": "areal_agent.types",
     "ModelRequest": "areal_agent.types",

@@ -29,6 +29,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
         max_turns: int = 3,
         turn_discount: float = 1.0,
         feedback: str = FEEDBACK,
+        none_rejects: bool = False,
     ) -> None:
         """Take what an episode needs.
 
@@ -39,6 +40,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
             max_turns: most replies.
             turn_discount: what remains of the reward for each failed try.
             feedback: the user's message after a wrong reply.
+            none_rejects: `reward_fn` may return None, which rejects the episode.
 
         Raises:
             ConfigError: a number is out of range.
@@ -49,7 +51,7 @@ class MultiTurnWorkflow(RolloutWorkflow):
             raise ConfigError(f"expected turn_discount above 0 and at most 1, got {turn_discount}")
         self.gconfig = gconfig.new(n_samples=1)
         self.chat = chat
-        self.score = Scorer(reward_fn, chat)
+        self.score = Scorer(reward_fn, chat, none_rejects=none_rejects)
         self.max_turns = max_turns
         self.turn_discount = turn_discount
         self.feedback = feedback
@@ -63,12 +65,14 @@ class MultiTurnWorkflow(RolloutWorkflow):
             return None
         while True:
             response = await dialogue.ask(engine)
-            reward = await self.score(response, data)
-            if reward > 0 or dialogue.is_over(self.max_turns):
+            scored = await self.score(response, data)
+            if scored is None:
+                return None
+            if scored.reward > 0 or dialogue.is_over(self.max_turns):
                 break
             dialogue.extend([{"role": "user", "content": self.feedback}])
             if not dialogue.has_room:
                 break
         turns = len(dialogue.responses)
-        reward *= self.turn_discount ** (turns - 1)
-        return dialogue.trajectory(reward, metrics={"turns": turns})
+        reward = scored.reward * self.turn_discount ** (turns - 1)
+        return dialogue.trajectory(reward, metrics={"turns": turns, **scored.metrics})

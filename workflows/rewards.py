@@ -1,48 +1,138 @@
-"""Rewards: how a reward function is called, and ready ones for answers that can be compared.
+"""Rewards: how a reward function is called, and several of them as one.
 
 A reward function has AReaL's signature, ``reward_fn(prompt, completions, prompt_ids,
 completion_ids, **data) -> float``, plain or async. `completions` is the text of the last reply
 without its end of turn. `data` are the columns of the dataset row and ``stop_reason`` (``stop``,
 or ``length`` when the budget ran out); a function gets those that it names, or all if it takes
-``**``.
+``**``. A plain function runs in a worker process, see `areal_agent.AsyncRewardWrapper`.
 """
 
 import inspect
-import math
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import Any, NamedTuple
 
-from areal_agent import ModelResponse
+from areal_agent import AsyncRewardWrapper, ModelResponse
+from areal_agent.aio import collect
 from areal_agent.data.chat import ChatFormat
-from areal_agent.errors import DataError, RewardError
-from areal_agent.rewarding import LARGEST_REWARD
+from areal_agent.errors import ConfigError, DataError, RewardError
 
-RewardFunction = Callable[..., float | Awaitable[float]]
+from .answers import exact_match, final_answer, last_number, numeric_match
+
+__all__ = [
+    "RESERVED",
+    "RewardFunction",
+    "Scored",
+    "Scorer",
+    "WeightedRewards",
+    "exact_match",
+    "final_answer",
+    "last_number",
+    "numeric_match",
+]
+
+RewardFunction = Callable[..., float | Awaitable[float | None] | None]
 
 RESERVED = frozenset({"prompt", "completions", "prompt_ids", "completion_ids", "stop_reason"})
 """Names that a dataset's columns must not have, because every reward function gets them."""
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
+
+class Scored(NamedTuple):
+    """What an episode earned, and what that is made of."""
+
+    reward: float
+    metrics: Mapping[str, float]
 
 
-class Scorer:
-    """Calls a reward function with what it asks for, and checks what it returns.
+class _Part:
+    """A reward function that gets what it names."""
 
-    A plain function runs on the event loop: make one that takes more than a millisecond async.
-    """
-
-    def __init__(self, reward_fn: RewardFunction, chat: ChatFormat) -> None:
-        self._reward_fn = reward_fn
-        self._chat = chat
+    def __init__(self, reward_fn: RewardFunction) -> None:
+        is_wrapped = isinstance(reward_fn, AsyncRewardWrapper)
+        self.call = reward_fn if is_wrapped else AsyncRewardWrapper(reward_fn)
         parameters = inspect.signature(reward_fn).parameters.values()
         takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._wants = None if takes_all else {p.name for p in parameters}
 
     async def __call__(
+        self, reply: tuple[Any, ...], extra: Mapping[str, Any], *, optional: bool
+    ) -> float | None:
+        if self._wants is not None:
+            extra = {key: value for key, value in extra.items() if key in self._wants}
+        call = self.call.optional if optional else self.call
+        return await call(*reply, **extra)
+
+
+class WeightedRewards:
+    """The weighted sum of several rewards, each a metric of its own: ``reward_<name>``.
+
+    It is a reward function itself, for ready workflows and to be awaited in your own.
+    """
+
+    def __init__(
+        self,
+        rewards: Mapping[str, tuple[RewardFunction, float]],
+        *,
+        optional: Collection[str] = (),
+    ) -> None:
+        """Take the rewards.
+
+        Args:
+            rewards: by name, each function with its weight.
+            optional: names of those that may return None where they do not apply; then they count
+                neither in the sum nor in their metric.
+
+        Raises:
+            ConfigError: there is none, `optional` names others, or a worker could not import one.
+        """
+        if not rewards or set(optional) - rewards.keys():
+            raise ConfigError(
+                f"expected rewards, and optional ones among them, got {list(rewards)} and "
+                f"{list(optional)}"
+            )
+        self._parts = {name: (_Part(fn), float(weight)) for name, (fn, weight) in rewards.items()}
+        self._optional = frozenset(optional)
+
+    async def __call__(self, *reply: Any, **extra: Any) -> float:
+        """Return the weighted sum."""
+        return (await self.scored(*reply, **extra)).reward
+
+    async def scored(self, *reply: Any, **extra: Any) -> Scored:
+        """Return the weighted sum, and the rewards without their weights."""
+        values = await collect(
+            part(reply, extra, optional=name in self._optional)
+            for name, (part, _) in self._parts.items()
+        )
+        given = zip(self._parts.items(), values, strict=True)
+        known = [(name, weight, value) for (name, (_, weight)), value in given if value is not None]
+        metrics = {f"reward_{name}": value for name, _, value in known}
+        return Scored(sum(weight * value for _, weight, value in known), metrics)
+
+
+class Scorer:
+    """Calls a reward function with what it asks for, and checks what it returns."""
+
+    def __init__(
+        self, reward_fn: RewardFunction, chat: ChatFormat, *, none_rejects: bool = False
+    ) -> None:
+        """Take the function.
+
+        Args:
+            reward_fn: plain, async, wrapped, or `WeightedRewards`.
+            chat: writes tokens as text.
+            none_rejects: the function may return None, "this episode cannot be judged".
+
+        Raises:
+            ConfigError: a worker process could not import a plain function.
+        """
+        self._weighted = reward_fn if isinstance(reward_fn, WeightedRewards) else None
+        self._part = _Part(reward_fn)
+        self._chat = chat
+        self._none_rejects = none_rejects
+
+    async def __call__(
         self, response: ModelResponse, data: Mapping[str, Any], *, cut_off: bool = False
-    ) -> float:
-        """Score the last reply of an episode.
+    ) -> Scored | None:
+        """Score the last reply of an episode; None rejects it.
 
         Args:
             response: the reply.
@@ -50,8 +140,8 @@ class Scorer:
             cut_off: the budget ran out, whatever the reply says.
 
         Raises:
-            DataError: a column has a reserved name.
-            RewardError: the function failed, or returned something that is no finite number.
+            DataError: a column has a reserved name, or the function found the row wrong.
+            RewardError: the function failed, took too long, or returned no finite number.
         """
         clash = RESERVED & data.keys()
         if clash:
@@ -61,80 +151,13 @@ class Scorer:
             )
         cut_off = cut_off or response.stop_reason == "length"
         extra = {**data, "stop_reason": "length" if cut_off else "stop"}
-        if self._wants is not None:
-            extra = {key: value for key, value in extra.items() if key in self._wants}
         prompt, output = list(response.input_tokens), list(response.output_tokens)
         text = self._chat.reply_text(output)
+        reply = (self._chat.decode(prompt), text, prompt, output)
         try:
-            value = self._reward_fn(self._chat.decode(prompt), text, prompt, output, **extra)
-            if inspect.isawaitable(value):
-                value = await value
-            reward = math.nan if isinstance(value, str) else float(value)
-        except Exception as error:
-            raise RewardError(
-                f"the reward function failed on {text!r}: {type(error).__name__}: {error}"
-            ) from error
-        if not abs(reward) < LARGEST_REWARD:
-            raise RewardError(
-                f"expected a finite reward that float32 can hold for {text!r}, got {value!r}"
-            )
-        return reward
-
-
-def exact_match(
-    prompt: str,
-    completions: str,
-    prompt_ids: Sequence[int],
-    completion_ids: Sequence[int],
-    *,
-    answer: str,
-    **_: object,
-) -> float:
-    """1 when the reply's final answer is the text of `answer`, else 0."""
-    return float(final_answer(completions) == str(answer).strip())
-
-
-def numeric_match(
-    prompt: str,
-    completions: str,
-    prompt_ids: Sequence[int],
-    completion_ids: Sequence[int],
-    *,
-    answer: str | float,
-    **_: object,
-) -> float:
-    """1 when the last number of the final answer equals `answer`'s, as numbers; else 0."""
-    got, wanted = last_number(final_answer(completions)), last_number(str(answer))
-    if wanted is None:
-        raise DataError(f"expected the column 'answer' to hold a number, got {answer!r}")
-    return float(got is not None and math.isclose(got, wanted, rel_tol=1e-9, abs_tol=1e-12))
-
-
-def final_answer(text: str) -> str:
-    r"""Return the answering part: in the last ``\boxed{}``, after the last ``####``, or all.
-
-    A box that is not closed counts as none.
-    """
-    boxed = _last_boxed(text)
-    if boxed is not None:
-        return boxed.strip()
-    return text.rpartition("####")[2].strip()
-
-
-def last_number(text: str) -> float | None:
-    """The last number in `text`, thousands separators removed; None without any."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
-
-
-def _last_boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    start += len("\\boxed{")
-    depth = 1
-    for i in range(start, len(text)):
-        depth += {"{": 1, "}": -1}.get(text[i], 0)
-        if depth == 0:
-            return text[start:i]
-    return None
+            if self._weighted is not None:
+                return await self._weighted.scored(*reply, **extra)
+            reward = await self._part(reply, extra, optional=self._none_rejects)
+        except RewardError as error:
+            raise type(error)(f"on the reply {text!r:.200}: {error}") from error
+        return None if reward is None else Scored(reward, {})

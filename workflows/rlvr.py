@@ -4,6 +4,7 @@ from typing import Any
 
 from areal_agent import (
     GenerationHyperparameters,
+    GroupReward,
     InferenceEngine,
     ModelRequest,
     RolloutWorkflow,
@@ -23,11 +24,27 @@ class RLVRWorkflow(RolloutWorkflow):
     """
 
     def __init__(
-        self, reward_fn: RewardFunction, gconfig: GenerationHyperparameters, chat: ChatFormat
+        self,
+        reward_fn: RewardFunction,
+        gconfig: GenerationHyperparameters,
+        chat: ChatFormat,
+        *,
+        none_rejects: bool = False,
+        group_reward: GroupReward | None = None,
     ) -> None:
+        """Take what an episode needs.
+
+        Args:
+            reward_fn: judges the reply.
+            gconfig: sampling; ``max_tokens`` bounds prompt and reply.
+            chat: writes messages as tokens.
+            none_rejects: `reward_fn` may return None, which rejects the episode.
+            group_reward: judges the members of a group against each other, in training.
+        """
         self.gconfig = gconfig.new(n_samples=1)
         self.chat = chat
-        self.score = Scorer(reward_fn, chat)
+        self.score = Scorer(reward_fn, chat, none_rejects=none_rejects)
+        self.group_reward = group_reward
 
     async def arun_episode(
         self, engine: InferenceEngine, data: dict[str, Any]
@@ -40,4 +57,7 @@ class RLVRWorkflow(RolloutWorkflow):
         response = await engine.agenerate(
             ModelRequest(prompt_ids, self.gconfig, metadata={"messages": messages})
         )
-        return Trajectory.from_response(response, await self.score(response, data))
+        scored = await self.score(response, data)
+        if scored is None:
+            return None
+        return Trajectory.from_response(response, scored.reward, metrics=scored.metrics)

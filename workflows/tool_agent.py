@@ -42,6 +42,7 @@ class ToolAgentWorkflow(RolloutWorkflow):
         *,
         max_turns: int = 8,
         tool_timeout_seconds: float = 60.0,
+        none_rejects: bool = False,
     ) -> None:
         """Take what an episode needs.
 
@@ -52,6 +53,7 @@ class ToolAgentWorkflow(RolloutWorkflow):
             chat: writes messages as tokens and reads calls from replies.
             max_turns: most replies, the answer included.
             tool_timeout_seconds: a call that takes longer is a failure told to the model.
+            none_rejects: `reward_fn` may return None, which rejects the episode.
 
         Raises:
             ConfigError: a number is out of range, or two tools share a name.
@@ -70,7 +72,7 @@ class ToolAgentWorkflow(RolloutWorkflow):
             )
         self.gconfig = gconfig.new(n_samples=1)
         self.chat = chat
-        self.score = Scorer(reward_fn, chat)
+        self.score = Scorer(reward_fn, chat, none_rejects=none_rejects)
         self.max_turns = max_turns
         self.tool_timeout_seconds = tool_timeout_seconds
 
@@ -93,10 +95,13 @@ class ToolAgentWorkflow(RolloutWorkflow):
             dialogue.extend([message for message, _ in results])
             if not dialogue.has_room:
                 break
-        reward = await self.score(response, data, cut_off=not dialogue.has_room)
+        scored = await self.score(response, data, cut_off=not dialogue.has_room)
+        if scored is None:
+            return None
         return dialogue.trajectory(
-            reward,
+            scored.reward,
             metrics={
+                **scored.metrics,
                 "turns": len(dialogue.responses),
                 "tool_calls": n_calls,
                 "tool_failures": n_failed,

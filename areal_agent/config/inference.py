@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from areal_agent.config.base import ConfigModel
+from areal_agent.config.reward import RewardConfig
 from areal_agent.config.rollout_limits import GroupConfig, LimitsConfig
 
 WeightUpdateMode = Literal["keep", "recompute", "abort"]
@@ -102,6 +103,9 @@ class RolloutConfig(ConfigModel):
     dynamic_sampling: bool = False
     """Drop groups whose rewards are all equal and run others in their place until the batch is
     full (DAPO). Otherwise they take up places in the batch, and the loss leaves them out."""
+
+    reward: RewardConfig = RewardConfig()
+    """How reward functions run."""
 
     server: ServerConfig = ServerConfig()
     """The embedded inference server."""

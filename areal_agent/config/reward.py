@@ -1,12 +1,12 @@
 """Settings of the worker processes that plain reward functions run in."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from areal_agent.config.base import ConfigModel
 
-Policy = Literal["reject"] | Annotated[float, Field(allow_inf_nan=False)]
+Policy = Literal["reject"] | float
 """What becomes of an episode whose reward cannot be had: rejected, or given this score."""
 
 

@@ -18,6 +18,17 @@ from areal_agent.launch.reward_worker import WORKER_ENV
 from areal_agent.launch.shipping import Shipped
 
 _MOST_BY_DEFAULT = 32
+_METRICS = (
+    "calls",
+    "timeouts",
+    "errors",
+    "crashes",
+    "scored",
+    "reruns",
+    "retries",
+    "seconds",
+    "wait_seconds",
+)
 _PRIVATE = "AREAL_AGENT_"
 """Variables that begin so are the run's own, keys among them."""
 
@@ -39,7 +50,11 @@ class RewardPool:
         """
         self.config = config
         self.counts: defaultdict[str, float] = defaultdict(float)
-        """What happened since the start: ``calls``, ``timeouts``, ``errors``, ``crashes`` ..."""
+        """What happened since the start: calls, those that took too long (``timeouts``), failed
+        (``errors``) or ended their process (``crashes``), those among them that got a score all
+        the same (``scored``), those repeated for another's sake (``reruns``), and workers that
+        had to be started anew (``retries``)."""
+        self._taken: defaultdict[str, float] = defaultdict(float)
         self.n_workers = config.workers or min(_MOST_BY_DEFAULT, (os.cpu_count() or 1) + 4)
         self._log_dir = log_dir
         self._slots = asyncio.Semaphore(self.n_workers)
@@ -83,6 +98,14 @@ class RewardPool:
                 'starts the run below `if __name__ == "__main__":`, or move the reward function '
                 "to a file of its own"
             )
+
+    def take_metrics(self) -> dict[str, float]:
+        """Return what happened since the last call, for the log; seconds are means of a call."""
+        new = {name: self.counts[name] - self._taken[name] for name in _METRICS}
+        self._taken |= {name: self.counts[name] for name in _METRICS}
+        for name in ("seconds", "wait_seconds"):
+            new[name] /= max(new["calls"], 1.0)
+        return {f"reward/{name}": value for name, value in new.items()}
 
     @asynccontextmanager
     async def lend(

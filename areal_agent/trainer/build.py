@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 
 from areal_agent.aio import task_group
-from areal_agent.algorithms.build import build_algorithm
 from areal_agent.backends.process import ProcessBackend
 from areal_agent.config.experiment import ExperimentConfig
 from areal_agent.config.load import LoadedConfig, dump_config, load_config
@@ -21,10 +20,10 @@ from areal_agent.inference.http import HttpInferenceEngine, HttpTimeouts
 from areal_agent.launch.local import ServerGroup, launch_embedded_servers
 from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.audit import CaptureAudit
-from areal_agent.rollout.context import use_clients
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.trainer.folder import RunFolder, create_run_folder
-from areal_agent.trainer.parts import Parts, most_episodes, prepare
+from areal_agent.trainer.lent import lend_to_episodes
+from areal_agent.trainer.parts import Parts, prepare
 from areal_agent.trainer.pinned import pin_paths
 from areal_agent.trainer.run import Run
 
@@ -70,10 +69,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         servers, backend = await _start_processes(
             stack, _servers(parts, folder, control_key, api_key), _backend(parts, folder)
         )
-        clients = await stack.enter_async_context(
-            HttpClients(max_episodes=most_episodes(parts.config))
-        )
-        stack.enter_context(use_clients(clients))
+        clients, rewards = await lend_to_episodes(stack, parts.config, folder.logs)
         engine = await stack.enter_async_context(
             _engine(parts, servers, clients, control_key, api_key)
         )
@@ -87,16 +83,15 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         parts.gateway.desk.key_file = folder.admin_key
         await stack.enter_async_context(parts.gateway)
         audit = await stack.enter_async_context(_audit(parts, folder, engine))
-        algorithm = parts.config.algorithm
         inner = await stack.enter_async_context(AsyncExitStack())
         run = Run(
             parts,
             folder,
             engine=engine,
             backend=backend,
-            algorithm=build_algorithm(algorithm.type, algorithm.model_dump(mode="json")),
             recorder=recorder,
             audit=audit,
+            rewards=rewards,
             stack=inner,
         )
         yield run

@@ -15,11 +15,13 @@ from areal_agent.gateway.endpoint import Endpoint
 from areal_agent.gateway.endpoint_gateway import EndpointGateway
 from areal_agent.inference.absent import AbsentEngine
 from areal_agent.launch.agent_pool import AgentPool
+from areal_agent.launch.reward_pool import RewardPool
 from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.adapters import Agent
 from areal_agent.rollout.context import use_clients
 from areal_agent.rollout.endpoint import EndpointWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
+from areal_agent.rollout.reward_workers import use_rewards
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.stats.evaluation import EvaluationDisplay
 from areal_agent.trainer.build import (
@@ -29,6 +31,7 @@ from areal_agent.trainer.build import (
     write_environment,
 )
 from areal_agent.trainer.folder import RunFolder, create_run_folder
+from areal_agent.trainer.lent import lend_to_episodes
 from areal_agent.trainer.parts import (
     make_dataset,
     make_workflow,
@@ -162,10 +165,7 @@ async def _on_own_servers(
     workflow = parts.workflow(what, parts.config.eval_gconfig)
     folder = _folder(loaded)
     async with AsyncExitStack() as stack:
-        clients = await stack.enter_async_context(
-            HttpClients(max_episodes=most_episodes(parts.config))
-        )
-        stack.enter_context(use_clients(clients))
+        clients, _ = await lend_to_episodes(stack, parts.config, folder.logs)
         engine = await open_engine(stack, parts, folder, clients)
         recorder = await stack.enter_async_context(
             EpisodeRecorder(folder.episodes, parts.chat.decode)
@@ -195,6 +195,8 @@ async def _at_endpoint(
         stack.enter_context(use_clients(clients))
         await stack.enter_async_context(gateway)
         folder = _folder(loaded)
+        rewards = RewardPool(config.rollout.reward, log_dir=folder.logs)
+        stack.enter_context(use_rewards(await stack.enter_async_context(rewards)))
         await stack.enter_async_context(pool.running(folder.logs))
         recorder = await stack.enter_async_context(EpisodeRecorder(folder.episodes, _no_text))
         evaluator = Evaluator.of(AbsentEngine(), rows, config)

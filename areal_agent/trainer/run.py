@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from areal_agent.aio import task_group
-from areal_agent.algorithms.base import Algorithm
+from areal_agent.algorithms.build import build_algorithm
 from areal_agent.backends.base import LossSpec
 from areal_agent.backends.process import ProcessBackend
 from areal_agent.data.sampler import PromptSampler
@@ -15,6 +15,7 @@ from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import ConfigError
 from areal_agent.evaluation.evaluator import Evaluator
 from areal_agent.inference.http import HttpInferenceEngine
+from areal_agent.launch.reward_pool import RewardPool
 from areal_agent.rollout.audit import CaptureAudit
 from areal_agent.rollout.batch import GroupFate
 from areal_agent.rollout.concurrency import LoadLimit, follow_load
@@ -57,9 +58,9 @@ class Run:
         *,
         engine: HttpInferenceEngine,
         backend: ProcessBackend,
-        algorithm: Algorithm,
         recorder: EpisodeRecorder,
         audit: CaptureAudit,
+        rewards: RewardPool,
         stack: AsyncExitStack,
     ) -> None:
         self.parts = parts
@@ -77,12 +78,12 @@ class Run:
         """``time.time()`` at the end of the last update."""
         self.batches_ready_at: list[float] = []
         """For each batch so far, ``time.time()`` when its last group was finished."""
-        self._algorithm = algorithm
-        self._loss = LossSpec(
-            self.config.algorithm.type, self.config.algorithm.model_dump(mode="json")
-        )
+        name, settings = self.config.algorithm.type, self.config.algorithm.model_dump(mode="json")
+        self._algorithm = build_algorithm(name, settings)
+        self._loss = LossSpec(name, settings)
         self._recorder = recorder
         self._audit = audit
+        self._rewards = rewards
         self._reshaped = ReshapedTurns()
         self._stack = stack
         self._publisher = WeightPublisher(
@@ -172,7 +173,7 @@ class Run:
         metrics = self._rollout_metrics | checked | result.metrics
         await self._audit.settle()  # only the present weights can judge what they sampled
         metrics |= self._audit.take_metrics() | self._reshaped.take_metrics()
-        metrics |= self._recorder.take_metrics()
+        metrics |= self._recorder.take_metrics() | self._rewards.take_metrics()
         if result.applied_steps:
             metrics |= await self._publisher.publish(self.version + 1, batch)
         if self.executor is not None:

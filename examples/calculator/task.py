@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from areal_agent import inline_reward
+
 NAMES = ("Sam", "Mia", "Leo", "Ana", "Tom", "Zoe", "Ben", "Eva", "Max", "Ida")
 ITEMS = ("books", "pens", "apples", "cards", "coins", "shells", "stamps", "eggs", "beads", "cups")
 CONTAINERS = ("boxes", "bags", "packs", "crates", "trays", "jars")
@@ -113,6 +115,7 @@ def calculator(expression: str) -> str:
     return str(compute(int(left), sign, int(right)))
 
 
+@inline_reward
 def reward(
     prompt: str,
     completions: str,

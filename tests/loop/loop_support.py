@@ -30,7 +30,7 @@ def settings(root: Path, model: Path, **changes: Any) -> Settings:
         "experiment_name": "loop",
         "fileroot": str(root / "runs"),
         "model": str(model),
-        "workflow": {"use": "rlvr", "args": {"reward_fn": f"{TASK}:parity"}},
+        "workflow": {"use": "rlvr", "args": {"reward_fn": f"{HERE}/loop_rewards.py:parity"}},
         "train_dataset": {"use": f"{TASK}:problems", "args": {"n": 64}},
         "total_train_steps": 2,
         "gconfig": {"n_samples": 4, "max_new_tokens": 8, "max_tokens": 64},

@@ -9,13 +9,6 @@ def problems(n: int = 16) -> list[dict[str, Any]]:
     return [{"messages": [{"role": "user", "content": f"{i} + {i}?"}]} for i in range(n)]
 
 
-def parity(
-    prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **_: object
-) -> float:
-    """1 when the sampled ids add up to an even number."""
-    return float(sum(completion_ids) % 2 == 0)
-
-
 class Failing(RolloutWorkflow):
     """Cannot do anything."""
 

@@ -6,14 +6,14 @@ import re
 from typing import Any
 
 import pytest
-from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 from workflow_support import EXAMPLE, demo_chat, says
 
-from areal_agent import GenerationHyperparameters
+from areal_agent import GenerationHyperparameters, inline_reward
 from areal_agent.data.chat import ChatFormat
 from areal_agent.errors import ConfigError, DataError, RewardError
 from areal_agent.registry import load_script
 from areal_agent.trajectory import NO_VERSION
+from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 
 task = load_script(EXAMPLE / "task.py")
 GCONFIG = GenerationHyperparameters(n_samples=8, max_new_tokens=16, max_tokens=64)
@@ -226,10 +226,11 @@ async def test_cancelling_an_episode_is_no_tool_failure() -> None:
 async def test_a_failing_reward_is_a_reward_error() -> None:
     chat = demo_chat()
 
+    @inline_reward
     def reward(*_: object) -> float:
         raise KeyError("answer")
 
-    with pytest.raises(RewardError, match="'A1': KeyError: 'answer'"):
+    with pytest.raises(RewardError, match=r"'A1': .*KeyError: 'answer'"):
         await agent(chat, reward_fn=reward).arun_episode(says(chat, "A1"), ROW)
 
 
