@@ -171,7 +171,12 @@ def test_runs_share_a_host_and_dead_proxies_are_not_asked(trained: Trained) -> N
         assert all(step["publish/probe_abs_max"] < 1e-4 for step in metrics_of(run.folder))
         assert not run.alive()
     logs = sorted(path.name for path in (trained.json.folder / "logs").iterdir())
-    assert logs == ["server-0.log", "server-1.log", "trainer.log"]
+    rewards = [name for name in logs if name.startswith("reward-")]
+    assert logs == [*rewards, "server-0.log", "server-1.log", "trainer.log"]
+    assert rewards  # the reward function ran in workers
+    for step in metrics_of(trained.json.folder):
+        assert step["reward/calls"] > 0
+        assert step["reward/errors"] == step["reward/timeouts"] == step["reward/crashes"] == 0
 
 
 class Short(RolloutWorkflow):
