@@ -1,6 +1,7 @@
 """Ids of tool calls: each is new. Those of an episode repeat when it is replayed."""
 
 import hashlib
+from collections.abc import Callable
 from contextvars import ContextVar
 from uuid import uuid4
 
@@ -10,14 +11,14 @@ class CallIds:
 
     __slots__ = ("_n", "_seed")
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: Callable[[], int]) -> None:
+        self._seed = seed  # most episodes call no tool and need none
         self._n = 0
 
     def new(self) -> str:
         """Return the next one."""
         self._n += 1
-        name = f"{self._seed}:{self._n}".encode("ascii")
+        name = f"{self._seed()}:{self._n}".encode("ascii")
         return f"call_{hashlib.blake2b(name, digest_size=12).hexdigest()}"
 
 

@@ -4,7 +4,8 @@ import asyncio
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
+
+from areal_agent.rollout.live import current_episode
 
 
 class EpisodeClock:
@@ -36,22 +37,12 @@ class EpisodeClock:
             self.limit.reschedule(when + waited)
 
 
-_clock: ContextVar[EpisodeClock | None] = ContextVar("areal_agent.clock", default=None)
-
-
-def start_clock(seconds: float) -> EpisodeClock:
-    """Start the clock of the episode that the current task runs."""
-    clock = EpisodeClock(seconds)
-    _clock.set(clock)
-    return clock
-
-
 @contextmanager
 def uncounted() -> Generator[None]:
     """Take the body's time for none of the running episode's, if one runs."""
-    clock = _clock.get()
-    if clock is None:
+    episode = current_episode()
+    if episode is None or episode.clock is None:
         yield
         return
-    with clock.stopped():
+    with episode.clock.stopped():
         yield

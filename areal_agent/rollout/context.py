@@ -20,6 +20,7 @@ from areal_agent.net.clients import HttpClients, external_client
 from areal_agent.registry import resolve
 from areal_agent.rollout.inputs import Inputs, Tool, run_tool
 from areal_agent.rollout.limits import current_limits
+from areal_agent.rollout.live import current_episode
 from areal_agent.types import PromptId
 
 
@@ -39,25 +40,29 @@ TOOL_SECONDS = 60.0
 """How long a tool may take, where nobody says."""
 
 _OUTSIDE = WorkflowContext()
-_current: ContextVar[WorkflowContext] = ContextVar("areal_agent.context", default=_OUTSIDE)
-_inputs: ContextVar[Inputs | None] = ContextVar("areal_agent.inputs", default=None)
 _clients: ContextVar[HttpClients | None] = ContextVar("areal_agent.clients", default=None)
 _without_run = PerLoop(external_client, httpx.AsyncClient.aclose)
 
 
+def _inputs() -> Inputs | None:
+    episode = current_episode()
+    return None if episode is None else episode.inputs
+
+
 def get() -> WorkflowContext:
     """Return the running episode's context."""
-    return _current.get()
+    episode = current_episode()
+    return _OUTSIDE if episode is None or episode.context is None else episode.context
 
 
 def stat_scope() -> str:
     """Return the prefix of this episode's metrics: ``rollout`` or ``eval-rollout``."""
-    return "eval-rollout" if _current.get().is_eval else "rollout"
+    return "eval-rollout" if get().is_eval else "rollout"
 
 
 def now() -> float:
     """Return the time in seconds since 1970, as `time.time` does. A replay returns the same."""
-    inputs = _inputs.get()
+    inputs = _inputs()
     return time.time() if inputs is None else inputs.now()
 
 
@@ -67,7 +72,7 @@ def random() -> _random.Random:
     Its seed derives from the run's seed, the prompt and the member of the group: it repeats from
     run to run and differs within a group. Outside of an episode, it is a new one.
     """
-    inputs = _inputs.get()
+    inputs = _inputs()
     return _random.Random() if inputs is None else inputs.random()
 
 
@@ -107,7 +112,7 @@ async def call_tool(
     )
     current_limits().runs_tool()
     kwargs = {} if kwargs is None else kwargs
-    inputs = _inputs.get()
+    inputs = _inputs()
     if inputs is None:
         return await run_tool(found, args, kwargs, timeout_seconds=timeout_seconds)
     return await inputs.tool(found, args, kwargs, timeout_seconds=timeout_seconds)
@@ -121,16 +126,6 @@ async def get_httpx_client() -> httpx.AsyncClient:
     """
     clients = _clients.get()
     return await _without_run.get() if clients is None else clients.external()
-
-
-def set_context(context: WorkflowContext) -> None:
-    """Set the context of the current task. Called once, where an episode starts."""
-    _current.set(context)
-
-
-def set_inputs(inputs: Inputs) -> None:
-    """Let the current task, and those that it starts, ask `inputs`. Called as `set_context` is."""
-    _inputs.set(inputs)
 
 
 @contextmanager

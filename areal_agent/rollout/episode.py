@@ -13,10 +13,10 @@ from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.data.call_ids import CallIds, set_call_ids
 from areal_agent.data.seeds import derive_seed
 from areal_agent.inference.base import InferenceEngine
-from areal_agent.rollout.clock import start_clock
-from areal_agent.rollout.context import WorkflowContext, set_context, set_inputs
+from areal_agent.rollout.clock import EpisodeClock
+from areal_agent.rollout.context import WorkflowContext
 from areal_agent.rollout.inputs import Inputs, TapedInputs
-from areal_agent.rollout.limits import EpisodeLimits, start_limits
+from areal_agent.rollout.limits import EpisodeLimits
 from areal_agent.rollout.live import LiveEpisode, enter_episode
 from areal_agent.rollout.outcomes import Ending, Judge, interrupts, of_cancellation, of_error
 from areal_agent.rollout.recording import EpisodeEngine
@@ -114,19 +114,32 @@ async def run_episode(
         inputs: stand in for the world, in a replay.
         on_end: hears how it ended, also when it was cancelled.
     """
-    live = _enter(spec)
-    tape = spec.tape(data)
-    set_inputs(TapedInputs(tape, spec.random_seed) if inputs is None else inputs)
-    used = start_limits(limits)
+    tape, used = spec.tape(data), EpisodeLimits(limits)
+    clock = EpisodeClock(limits.seconds)
+    live = LiveEpisode(
+        spec.id,
+        spec.prompt_id,
+        task=asyncio.current_task(),
+        context=WorkflowContext(
+            is_eval=spec.is_eval,
+            task_id=spec.prompt_id,
+            prompt_id=spec.prompt_id,
+            episode_id=spec.id,
+        ),
+        inputs=TapedInputs(tape, lambda: spec.random_seed) if inputs is None else inputs,
+        limits=used,
+        clock=clock,
+    )
+    enter_episode(live)
+    set_call_ids(CallIds(lambda: spec.random_seed))
     recorder = EpisodeEngine(engine, spec.id, spec.call_seed, tape, used)
-    clock = start_clock(limits.seconds)
     recorder.must_end = lambda: clock.limit.expired() or live.is_cancelled
     result: object = None
     error: BaseException | None = None
     try:
         async with clock.limit:
             code = _begun(workflow, recorder, copy.deepcopy(dict(data)))
-            live.code = Stoppable(code, grace_seconds=limits.grace_seconds)
+            live.code = Stoppable(code, grace_seconds=limits.grace_seconds, nested=live.nested)
             result = await live.code
     except BaseException as caught:
         # The episode boundary: whatever a workflow raises becomes data.
@@ -150,21 +163,6 @@ async def run_episode(
         return run
     finally:
         error = None  # it leads to this frame
-
-
-def _enter(spec: EpisodeSpec) -> LiveEpisode:
-    set_context(
-        WorkflowContext(
-            is_eval=spec.is_eval,
-            task_id=spec.prompt_id,
-            prompt_id=spec.prompt_id,
-            episode_id=spec.id,
-        )
-    )
-    set_call_ids(CallIds(spec.random_seed))
-    live = LiveEpisode(spec.id, spec.prompt_id, task=asyncio.current_task())
-    enter_episode(live)
-    return live
 
 
 def _begun(

@@ -192,6 +192,7 @@ def _head(episode: Episode, split: str, step: int) -> dict[str, Any]:
         "step": step,
         "outcome": episode.outcome,
         "reward": episode.reward,
+        "limit": episode.limit,
     }
 
 

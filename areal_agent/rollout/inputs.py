@@ -44,7 +44,7 @@ class Inputs(Protocol):
 class TapedInputs:
     """The world, with everything that it says noted on a tape."""
 
-    def __init__(self, tape: Tape, random_seed: int) -> None:
+    def __init__(self, tape: Tape, random_seed: Callable[[], int]) -> None:
         self._tape = tape
         self._random_seed = random_seed
         self._random: random.Random | None = None
@@ -58,8 +58,8 @@ class TapedInputs:
     def random(self) -> random.Random:
         """See `Inputs.random`."""
         if self._random is None:
-            self._tape.random_seed = self._random_seed
-            self._random = random.Random(self._random_seed)
+            self._tape.random_seed = seed = self._random_seed()
+            self._random = random.Random(seed)
         return self._random
 
     async def tool(

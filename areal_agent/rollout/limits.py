@@ -1,11 +1,11 @@
 """What one episode has used of what it may use."""
 
 from collections.abc import Callable, Coroutine, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from areal_agent.config.rollout_limits import LimitName, LimitsConfig, OnLimit
 from areal_agent.errors import LimitReached
+from areal_agent.rollout.live import current_episode
 from areal_agent.rollout.stoppable import Stoppable
 from areal_agent.types import GenerationHyperparameters, ModelResponse
 
@@ -103,24 +103,18 @@ class EpisodeLimits:
         self.hit = name if self.hit is None else self.hit
 
 
-_current: ContextVar[EpisodeLimits | None] = ContextVar("areal_agent.limits", default=None)
-
-
-def start_limits(config: LimitsConfig) -> EpisodeLimits:
-    """Begin to count for the episode that the current task runs."""
-    limits = EpisodeLimits(config)
-    _current.set(limits)
-    return limits
-
-
 def current_limits() -> EpisodeLimits:
     """Return what the running episode counts with; outside of one, something without limits."""
-    return _current.get() or EpisodeLimits(_NONE)
+    episode = current_episode()
+    return EpisodeLimits(_NONE) if episode is None or episode.limits is None else episode.limits
 
 
 async def stoppable(code: Coroutine[Any, Any, T]) -> T:
     """Await code of users that lies within an episode; see `Stoppable`."""
-    return await Stoppable(code, grace_seconds=current_limits().config.grace_seconds)
+    episode = current_episode()
+    nested = [] if episode is None else episode.nested
+    seconds = current_limits().config.grace_seconds
+    return await Stoppable(code, grace_seconds=seconds, nested=nested)
 
 
 _NONE = LimitsConfig(turns=None, output_tokens=None, tool_calls=None)

@@ -6,8 +6,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from areal_agent.rollout.stoppable import Stoppable
+
+if TYPE_CHECKING:
+    from areal_agent.rollout.clock import EpisodeClock
+    from areal_agent.rollout.context import WorkflowContext
+    from areal_agent.rollout.inputs import Inputs
+    from areal_agent.rollout.limits import EpisodeLimits
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +32,13 @@ class LiveEpisode:
     """Runs the workflow, until it has ended."""
     code: "Stoppable[object] | None" = None
     """The workflow's own: the stack of `code.coroutine` says where it is."""
+    nested: "list[Stoppable[Any]]" = field(default_factory=list["Stoppable[Any]"])
+    """The same, with users' code that it awaits."""
+    context: "WorkflowContext | None" = None
+    """What it may know of itself; this and the following are in use once it has begun."""
+    inputs: "Inputs | None" = None
+    limits: "EpisodeLimits | None" = None
+    clock: "EpisodeClock | None" = None
     why_stopped: str = ""
     """Why it has to end with the outcome ``cancelled``."""
 
@@ -61,7 +75,11 @@ _current: ContextVar[LiveEpisode | None] = ContextVar("areal_agent.live", defaul
 
 
 def enter_episode(episode: LiveEpisode) -> None:
-    """Let `doing` note things on `episode` in the current task and those it starts."""
+    """Make it the running episode of the current task and those it starts.
+
+    It holds all that is known of an episode while it runs: to set one variable of the context is
+    dear, and to set one for each thing is that several times over.
+    """
     _current.set(episode)
 
 

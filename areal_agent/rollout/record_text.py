@@ -44,6 +44,8 @@ def what_became(record: Record, fate: Fate | None) -> str:
     failure = record.get("failure")
     if failure is not None:
         return f"{outcome}: {failure['type']}: {failure['message']}"
+    if record.get("limit") is not None and outcome not in TRAINABLE_OUTCOMES:
+        return f"{outcome}: it reached rollout.limits.{record['limit']}"
     if outcome not in TRAINABLE_OUTCOMES:
         return _OUTCOMES.get(outcome, outcome)
     if record["split"] != "train":

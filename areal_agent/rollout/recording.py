@@ -45,7 +45,7 @@ class EpisodeEngine:
         self._episode_id = episode_id
         self._call_seed = call_seed
         self.must_end: Callable[[], bool] = lambda: False
-        """Whether the episode's time is over although its code still runs: then it gets no calls."""
+        """Whether the episode is over although its code still runs: then it gets no calls."""
         self._turns = 0
         self._closed = False
         self.interactions: list[Interaction] = []

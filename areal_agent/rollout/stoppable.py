@@ -3,14 +3,9 @@
 import asyncio
 from collections.abc import Coroutine, Generator
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-
-_nested: ContextVar["list[Stoppable[Any]] | None"] = ContextVar(
-    "areal_agent.stoppable", default=None
-)
 
 
 class Stoppable(Generic[T]):
@@ -21,28 +16,36 @@ class Stoppable(Generic[T]):
     around it can clean up.
     """
 
-    def __init__(self, coroutine: Coroutine[Any, Any, T], *, grace_seconds: float) -> None:
+    def __init__(
+        self,
+        coroutine: Coroutine[Any, Any, T],
+        *,
+        grace_seconds: float,
+        nested: "list[Stoppable[Any]]",
+    ) -> None:
+        """Take the coroutine; it begins when this is awaited.
+
+        Args:
+            coroutine: may do what it likes.
+            grace_seconds: what it may take to clean up.
+            nested: those of the same episode that are awaited already, outermost first.
+        """
         self.coroutine = coroutine
         self.was_left = False
         """It did not end by itself."""
         self._grace = grace_seconds
         self._task: asyncio.Task[Any] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._nested: list[Stoppable[Any]] = []
+        self._nested = nested
 
     def __await__(self) -> Generator[Any, Any, T]:
         """Pass everything on between the event loop and the coroutine."""
-        nested = _nested.get()
-        if nested is None:
-            nested = []
-            _nested.set(nested)
-        self._nested = nested
         self._task = asyncio.current_task()
-        nested.append(self)
+        self._nested.append(self)
         try:
             return (yield from self._steps())
         finally:
-            nested.remove(self)
+            self._nested.remove(self)
             if self._timer is not None:
                 self._timer.cancel()
 

@@ -111,14 +111,16 @@ async def test_limits_that_code_sets_itself_are_its_own_affair():
 async def test_of_nested_ones_the_inner_is_left_and_the_outer_cleans_up():
     told = []
 
+    nested = []
+
     async def outer():
         try:
-            await Stoppable(clings(), grace_seconds=0.02)
+            await Stoppable(clings(), grace_seconds=0.02, nested=nested)
         finally:
             await asyncio.sleep(0.01)
             told.append("cleaned up")
 
-    code = Stoppable(outer(), grace_seconds=0.02)
+    code = Stoppable(outer(), grace_seconds=0.02, nested=nested)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02):
             await code
