@@ -25,7 +25,7 @@ class Agent(Protocol):
     `run` gets the dataset row and, by name, those of ``client`` (an `openai.AsyncOpenAI`),
     ``base_url``, ``api_key``, ``http_client``, ``httpx2_client`` and ``engine`` that it asks for.
     It returns the episode's reward, a reward for each interaction (by id, or as a list in order),
-    or None when rewards were set over HTTP.
+    or None when rewards were set over HTTP. An agent may have a `group_reward`, as workflows do.
     """
 
     run: Callable[..., Any]
@@ -68,6 +68,7 @@ class AgentWorkflow(RolloutWorkflow):
                 f"{sync_advice(agent)}"
             )
         self.agent = agent
+        self.group_reward = getattr(agent, "group_reward", None)
         self._gateway = gateway
         self._gconfig = gconfig
         self._discount = discount

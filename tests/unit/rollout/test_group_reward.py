@@ -7,9 +7,11 @@ import pytest
 from rollout_support import OneCall, executor, prompts
 
 from areal_agent.config.rollout_limits import LimitsConfig
+from areal_agent.rollout.adapters import AgentWorkflow, FunctionAgent
 from areal_agent.rollout.episode import EpisodeSpec
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
+from areal_agent.types import GenerationHyperparameters
 
 SPEC = EpisodeSpec(id="0:0", prompt_id="0:0", seed=1, epoch=0, index=0)
 ROW = {"reward": 0.25, "facts": ["a"]}
@@ -82,6 +84,18 @@ async def test_a_judge_that_fails_is_a_reward_error_of_all(judge, message):
         failure = one.episode.failure
         assert failure.place == "reward"
         assert message in f"{failure.type}: {failure.message}"
+
+
+def test_an_agent_may_bring_one():
+    class Brings:
+        group_reward = staticmethod(too_few)
+
+        async def run(self, data):
+            return 0.0
+
+    workflow = AgentWorkflow(Brings(), None, GenerationHyperparameters())
+    assert workflow.group_reward is too_few
+    assert AgentWorkflow(FunctionAgent(Brings().run), None, None).group_reward is None
 
 
 async def test_the_executor_trains_on_what_the_judge_says():
