@@ -43,6 +43,13 @@ class ServerConfig(ConfigModel):
     startup_timeout_seconds: float = Field(default=120.0, gt=0)
     """How long a server may take until it answers."""
 
+    max_restarts: int = Field(default=3, ge=0)
+    """How often each server is started again when it dies or hangs. Its requests move to others, or
+    wait. The run ends when none is left."""
+
+    silence_timeout_seconds: float = Field(default=60.0, gt=0)
+    """A server that answers no health check for so long hangs, and is killed."""
+
 
 class InferenceConfig(ConfigModel):
     """Where replies come from."""

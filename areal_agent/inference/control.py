@@ -82,7 +82,10 @@ class ControlPlane:
         await collect(one(replica) for replica in self._pool.up)
 
     async def stats(self) -> dict[str, dict[str, Any]]:
-        """Return each replica's counts, by URL; those of a replica that does not answer are {}."""
+        """Return each replica's counts; those of a replica that does not answer are {}.
+
+        By the instance that it is known to be, else by URL.
+        """
 
         async def one(replica: Replica) -> dict[str, Any]:
             try:
@@ -92,8 +95,9 @@ class ControlPlane:
                 return {}
 
         up = self._pool.up
+        names = [replica.instance_id or replica.url for replica in up]
         counts = await collect(one(replica) for replica in up)
-        return {replica.url: found for replica, found in zip(up, counts, strict=True)}
+        return dict(zip(names, counts, strict=True))
 
     async def load(self) -> ServerLoad | None:
         """Return what the replicas that answer have to do; None when none does."""

@@ -44,8 +44,22 @@ class Fleet:
         self._is_paused = is_paused
         self._silent_since: dict[Replica, float] = {}
         self._gone: set[Replica] = set()
+        self.restarts = 0
+        """Replicas that came back, so far."""
         self.changing = asyncio.Lock()
         """Held while weights are loaded, so that a replica never gets those of before."""
+
+    @property
+    def n_up(self) -> int:
+        """Replicas that get requests."""
+        return len(self._pool.up)
+
+    def waits_for(self) -> str:
+        """Say what calls wait for when no replica is up; empty when one is."""
+        if self._pool.up or not self._pool.expected:
+            return ""
+        n = len(self._pool.replicas)
+        return f"an inference server to come back: none of {n} is up"
 
     def expect_back(self) -> None:
         """From now on somebody brings back what goes down: calls wait for it."""
@@ -70,6 +84,7 @@ class Fleet:
         replica.url, replica.instance_id = url, instance_id
         await self._bring_up(replica)
         self._gone.discard(replica)
+        self.restarts += 1
 
     async def look(self, *, silence_seconds: float = 0.0) -> dict[int, InferenceError]:
         """Check every replica whose process runs; returns what is wrong with which.
@@ -77,10 +92,16 @@ class Fleet:
         One that is well but has other weights than the current ones is given these first. One that
         has only just begun not to answer is not named before `silence_seconds`.
         """
-        found = await collect(
-            self._check(replica, silence_seconds) for replica in self._pool.replicas
-        )
-        return {i: error for i, error in enumerate(found) if error is not None}
+        replicas = self._pool.replicas
+        instances = [replica.instance_id for replica in replicas]
+        found = await collect(self._check(replica, silence_seconds) for replica in replicas)
+        return {
+            i: error
+            for i, error in enumerate(found)
+            if error is not None
+            and replicas[i] not in self._gone
+            and replicas[i].instance_id == instances[i]
+        }
 
     async def _check(self, replica: Replica, silence_seconds: float) -> InferenceError | None:
         if replica in self._gone:

@@ -276,7 +276,7 @@ class HttpInferenceEngine:
                     self._open.set()
 
     async def stats(self) -> dict[str, dict[str, Any]]:
-        """Return each replica's counts, by URL."""
+        """Return each replica's counts, by its instance where that is known, else by URL."""
         return await self._control.stats()
 
     async def load(self) -> ServerLoad | None:

@@ -5,7 +5,7 @@ import json
 import logging
 import sys
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +65,7 @@ class LocalServer:
         self._instance_id = instance_id
         self._startup_seconds = startup_seconds
         self._endpoint: Endpoint | None = None
+        self._killed_for: str | None = None
         self._stack = AsyncExitStack()
 
     @property
@@ -100,8 +101,26 @@ class LocalServer:
         await self._stack.aclose()
 
     async def wait_died(self) -> None:
-        """See `ChildProcess.wait_died`."""
-        await self.child.wait_died()
+        """Watch it: returns once it was stopped by us.
+
+        Raises:
+            LaunchError: it ended by itself, or had to be killed.
+        """
+        try:
+            await self.child.wait_died()
+        except LaunchError as error:
+            if self._killed_for is None:
+                raise
+            raise LaunchError(
+                f"{self.child.name} (process {self.child.pid}) had to be killed: "
+                f"{self._killed_for}; {self.child.describe_log()}"
+            ) from error
+
+    def kill(self, why: str) -> None:
+        """End a server that is of no use any more."""
+        if self._killed_for is None and self.child.returncode is None:
+            self._killed_for = why
+            self.child.kill()
 
     async def _wait_ready(self) -> Endpoint:
         try:
@@ -123,24 +142,34 @@ class LocalServer:
         return endpoint
 
 
-@dataclass(frozen=True, slots=True)
 class ServerGroup:
-    """Servers that were started together."""
+    """Servers that were started together. Each may be replaced by another process."""
 
-    servers: Sequence[LocalServer]
+    def __init__(self, make: Callable[[int], LocalServer], n_servers: int) -> None:
+        self._make = make
+        self.servers = [make(index) for index in range(n_servers)]
 
     @property
     def endpoints(self) -> list[Endpoint]:
         """Where they answer, in order."""
         return [server.endpoint for server in self.servers]
 
-    async def wait_died(self) -> None:
-        """Watch all of them: returns once all were stopped by us.
+    def kill(self, index: int, why: str) -> None:
+        """End a server that is of no use any more; whoever watches it hears of it."""
+        self.servers[index].kill(why)
+
+    async def stop(self, index: int) -> None:
+        """Stop one server, or see to it that nothing of it is left."""
+        await self.servers[index].__aexit__(None, None, None)
+
+    async def restart(self, index: int) -> Endpoint:
+        """Start another process in the place of one that was stopped.
 
         Raises:
-            LaunchError: naming the first that ended by itself.
+            LaunchError: it ended, or took too long.
         """
-        await collect(server.wait_died() for server in self.servers)
+        self.servers[index] = self._make(index)
+        return (await self.servers[index].__aenter__()).endpoint
 
 
 @asynccontextmanager
@@ -164,11 +193,12 @@ async def launch_embedded_servers(
         LaunchError: a server did not start; the message has its last log lines.
     """
     ports = server_ports(config.port, n_servers)
-    servers = [
-        _embedded_server(
+
+    def make(index: int) -> LocalServer:
+        return _embedded_server(
             config,
-            i,
-            [*command, str(model), *_flags(config, port), *_options(options or {})],
+            index,
+            [*command, str(model), *_flags(config, ports[index]), *_options(options or {})],
             folder=log_dir,
             env={
                 CONTROL_KEY_ENV: control_key,
@@ -176,12 +206,12 @@ async def launch_embedded_servers(
                 "OMP_NUM_THREADS": str(config.threads),
             },
         )
-        for i, port in enumerate(ports)
-    ]
+
+    group = ServerGroup(make, n_servers)
     async with AsyncExitStack() as stack:
-        stack.push_async_callback(_stop_all, servers)
-        await collect(server.__aenter__() for server in servers)
-        yield ServerGroup(servers)
+        stack.push_async_callback(_stop_all, group.servers)
+        await collect(server.__aenter__() for server in group.servers)
+        yield group
 
 
 async def _stop_all(servers: Sequence[LocalServer]) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import json
 import logging
 import platform
-import secrets
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -16,8 +15,8 @@ from areal_agent.backends.process import ProcessBackend
 from areal_agent.config.experiment import ExperimentConfig
 from areal_agent.config.load import LoadedConfig, dump_config, load_config
 from areal_agent.errors import InferenceError, RolloutError
-from areal_agent.inference.http import HttpInferenceEngine, HttpTimeouts
-from areal_agent.launch.local import ServerGroup, launch_embedded_servers
+from areal_agent.inference.http import HttpInferenceEngine
+from areal_agent.launch.local import ServerGroup
 from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.audit import CaptureAudit
 from areal_agent.rollout.records import EpisodeRecorder
@@ -26,6 +25,7 @@ from areal_agent.trainer.lent import lend_to_episodes
 from areal_agent.trainer.parts import Parts, prepare
 from areal_agent.trainer.pinned import pin_paths
 from areal_agent.trainer.run import Run
+from areal_agent.trainer.servers import ServerKeys, keep_servers, launch_servers, make_engine
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     Raises:
         ConfigError: the settings are wrong; nothing was started.
         CaptureError: the audit found that the servers report other logprobs than they have.
-        LaunchError: a server did not start, or ended by itself while the run went on.
+        LaunchError: a server did not start, or none was left while the run went on.
         TrainError: the trainer did not start, or ended by itself.
     """
     parts = prepare(as_loaded(settings))
@@ -65,18 +65,17 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     write_environment(folder)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(parts.agents.running(folder.logs))
-        control_key, api_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        keys = ServerKeys()
         servers, backend = await _start_processes(
-            stack, _servers(parts, folder, control_key, api_key), _backend(parts, folder)
+            stack, launch_servers(parts, folder, keys), _backend(parts, folder)
         )
         clients, rewards = await lend_to_episodes(stack, parts.config, folder.logs)
-        engine = await stack.enter_async_context(
-            _engine(parts, servers, clients, control_key, api_key)
-        )
+        engine = await stack.enter_async_context(make_engine(parts, servers, clients, keys))
         recorder = EpisodeRecorder(folder.episodes, parts.chat.decode)
         await stack.enter_async_context(recorder)
         watch = await stack.enter_async_context(task_group())
-        for name, waiting in (("servers", servers.wait_died()), ("trainer", backend.wait_died())):
+        keeping = keep_servers(servers, engine.fleet, parts.config.rollout.server)
+        for name, waiting in (("servers", keeping), ("trainer", backend.wait_died())):
             task = watch.create_task(waiting, name=f"watch {name}")
             stack.callback(task.cancel)
         await stack.enter_async_context(_deaths_first())
@@ -100,12 +99,13 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
 async def open_engine(
     stack: AsyncExitStack, parts: Parts, folder: RunFolder, clients: HttpClients
 ) -> HttpInferenceEngine:
-    """Start servers without a trainer, until `stack` is closed; the end of one ends its body."""
-    control_key, api_key = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
-    servers = await stack.enter_async_context(_servers(parts, folder, control_key, api_key))
-    engine = await stack.enter_async_context(_engine(parts, servers, clients, control_key, api_key))
+    """Start servers without a trainer, until `stack` is closed; with none left its body ends."""
+    keys = ServerKeys()
+    servers = await stack.enter_async_context(launch_servers(parts, folder, keys))
+    engine = await stack.enter_async_context(make_engine(parts, servers, clients, keys))
     watch = await stack.enter_async_context(task_group())
-    stack.callback(watch.create_task(servers.wait_died(), name="watch servers").cancel)
+    keeping = keep_servers(servers, engine.fleet, parts.config.rollout.server)
+    stack.callback(watch.create_task(keeping, name="watch servers").cancel)
     await stack.enter_async_context(_deaths_first())
     return engine
 
@@ -118,21 +118,6 @@ async def _deaths_first() -> AsyncGenerator[None]:
     except (InferenceError, RolloutError):
         await asyncio.sleep(_NOTICE_SECONDS)
         raise
-
-
-def _engine(
-    parts: Parts, servers: ServerGroup, clients: HttpClients, control_key: str, api_key: str
-) -> HttpInferenceEngine:
-    return HttpInferenceEngine(
-        [endpoint.url for endpoint in servers.endpoints],
-        clients=clients,
-        model=parts.model.name,
-        control_key=control_key,
-        api_key=api_key,
-        weights=parts.model,
-        instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
-        timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
-    )
 
 
 def _audit(parts: Parts, folder: RunFolder, engine: HttpInferenceEngine) -> CaptureAudit:
@@ -148,23 +133,6 @@ def _backend(parts: Parts, folder: RunFolder) -> ProcessBackend:
         total_optimizer_steps=parts.total_steps * actor.ppo_n_minibatches,
         seed=parts.config.seed,
         log=folder.logs / "trainer.log",
-    )
-
-
-def _servers(
-    parts: Parts, folder: RunFolder, control_key: str, api_key: str
-) -> AbstractAsyncContextManager[ServerGroup]:
-    return launch_embedded_servers(
-        parts.config.rollout.server,
-        parts.model,
-        n_servers=parts.n_servers,
-        log_dir=folder.logs,
-        control_key=control_key,
-        api_key=api_key,
-        options={
-            "--tool-parser": parts.config.tool_parser,
-            "--reasoning-parser": parts.config.reasoning_parser,
-        },
     )
 
 

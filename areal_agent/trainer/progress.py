@@ -40,6 +40,7 @@ class Progress:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._counts: dict[str, dict[str, Any]] = {}
+        self._live: dict[str, dict[str, Any]] = {}
         self._server_spans: list[Span] = []
         self._server_busy = 0.0
         self._active = 0.0
@@ -95,6 +96,8 @@ class Progress:
             "timeperf/trainer_busy": ended.trainer_busy,
             "throughput/server_tokens_per_second": progress.server_tokens_per_second,
             "throughput/trainer_tokens_per_second": progress.trainer_tokens_per_second,
+            "servers/up": self._run.engine.fleet.n_up,
+            "servers/restarts": self._run.engine.fleet.restarts,
             "servers/running": self._sum("running"),
             "servers/waiting": self._sum("waiting"),
             **limit,
@@ -157,17 +160,18 @@ class Progress:
         return covered(intersection(active, self._server_spans)) / seconds if seconds else 0.0
 
     def _sum(self, count: str) -> float:
-        """A count over all servers, as of the last poll."""
-        return sum(float(one[count]) for one in self._counts.values())
+        """A count over the servers that answered the last poll."""
+        return sum(float(one[count]) for one in self._live.values())
 
     async def _poll_servers(self) -> tuple[float, float]:
         """Seconds that the servers were busy, and tokens they sampled, since the last call."""
         answers = await self._run.engine.stats()
-        self._counts |= {url: one for url, one in answers.items() if one}  # {}: no answer
+        self._live = {name: one for name, one in answers.items() if one}  # {}: no answer
+        self._counts |= self._live  # servers that are gone did what they did
         counts = self._counts.values()
         spans = [(float(a), float(b)) for one in counts for a, b in one["busy_spans"]]
         self._server_spans = union([*self._server_spans, *spans])
-        busy = sum(float(one["busy_seconds"]) for one in counts) / max(len(counts), 1)
+        busy = sum(float(one["busy_seconds"]) for one in counts) / self._run.parts.n_servers
         tokens = sum(float(one["generated_tokens"]) for one in counts)
         new_busy, self._server_busy = busy - self._server_busy, busy
         new_tokens, self._server_tokens = tokens - self._server_tokens, tokens

@@ -199,7 +199,9 @@ class _Session:
                 executor = self.run.executor
                 waits = "" if executor is None else executor.stats().waiting_for
                 agents = self.workflow.waits_for() if self._doing.startswith(_EVALUATION) else ""
-                self.display.waiting("; ".join(filter(None, (self._doing or waits, agents))))
+                servers = self.run.engine.fleet.waits_for()
+                waits = servers or self._doing or waits
+                self.display.waiting("; ".join(filter(None, (waits, agents))))
                 await asyncio.sleep(SHOWN_EVERY_SECONDS)
 
         async with task_group() as group:

@@ -1,5 +1,8 @@
 """What goes wrong ends with a message that names it and a code that is not 0; nothing hangs."""
 
+import asyncio
+import json
+import os
 import re
 import signal
 import socket
@@ -12,9 +15,11 @@ from loop_support import TASK, Driver, metrics_of, settings, write_settings
 
 from areal_agent import open_run
 from areal_agent.errors import LaunchError
+from areal_agent.trainer.run import Run
 
 pytestmark = pytest.mark.timeout(300)
 
+NO_RESTARTS = {"server": {"max_restarts": 0}}
 SECONDS = 10.0
 """From the death of a process of ours to the end of the run."""
 
@@ -68,7 +73,8 @@ def test_a_workflow_that_always_raises_ends_the_run_with_its_cause(
 def test_a_process_that_is_killed_ends_the_run_and_is_named(
     who: str, tmp_path: Path, model: Path
 ) -> None:
-    with Driver(tmp_path, settings(tmp_path, model, total_train_steps=100_000)) as run:
+    values = settings(tmp_path, model, total_train_steps=100_000, rollout=NO_RESTARTS)
+    with Driver(tmp_path, values) as run:
         run.until_step(2)
         victim = run.server() if who == "inference server-0" else run.worker()
         killed = time.monotonic()
@@ -83,7 +89,8 @@ async def test_a_call_that_fails_is_blamed_on_the_server_that_died(
     tmp_path: Path, model: Path
 ) -> None:
     async def lose_a_server() -> None:
-        async with open_run(write_settings(tmp_path, settings(tmp_path, model))) as run:
+        values = settings(tmp_path, model, rollout=NO_RESTARTS)
+        async with open_run(write_settings(tmp_path, values)) as run:
             children = psutil.Process().children()
             (server,) = [child for child in children if "serve" in child.cmdline()]
             server.kill()
@@ -91,6 +98,51 @@ async def test_a_call_that_fails_is_blamed_on_the_server_that_died(
 
     with pytest.raises(LaunchError, match=r"inference server-0 .* was ended by SIGKILL"):
         await lose_a_server()
+
+
+async def test_a_server_that_is_killed_is_started_again_while_the_other_goes_on(
+    tmp_path: Path, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The new one serves the current weights, and no episode is lost."""
+    values = settings(
+        tmp_path,
+        model,
+        total_train_steps=100_000,
+        rollout={"backend": "embedded:d2"},
+        actor={"optimizer": {"lr": 1e-5}},  # rewards keep differing
+    )
+    alone = together = 0
+    async with open_run(write_settings(tmp_path, values)) as run:
+        fleet = run.engine.fleet
+        victim, other = await run.engine.stats()
+        async for batch in run.rollouts():
+            metrics = await run.update(batch)
+            assert metrics["publish/version"] == run.step
+            assert metrics["publish/probe_abs_max"] < 1e-4
+            assert metrics.get("outcome/ok", 0) + metrics.get("outcome/truncated", 0) == 16
+            if run.step == 2:
+                os.kill(server_pid(run, 0), signal.SIGKILL)
+            alone += fleet.n_up == 1
+            while alone == 2 and fleet.restarts == 0:
+                await asyncio.sleep(0.05)  # leave it the processor
+            together += fleet.restarts == 1 and fleet.n_up == 2
+            if together == 3:
+                break
+        assert alone >= 2
+        served = await run.engine.stats()
+        assert victim not in served
+        assert other in served
+        (new,) = served.keys() - {other}
+        assert served[new]["version"] == run.version
+        assert served[new]["updates"] >= 2  # the current weights, and those of the next steps
+        assert served[new]["generated_tokens"] > 0
+    (warning,) = [r.getMessage() for r in caplog.records if "starting it again" in r.getMessage()]
+    assert "inference server-0" in warning
+    assert "was ended by SIGKILL" in warning
+
+
+def server_pid(run: Run, index: int) -> int:
+    return json.loads((run.folder.logs / f"server-{index}.json").read_text())["pid"]
 
 
 def test_data_shorter_than_a_batch_end_the_run_well(tmp_path: Path, model: Path) -> None:

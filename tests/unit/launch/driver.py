@@ -19,7 +19,7 @@ async def drive(folder: Path) -> None:
         command=(sys.executable, str(Path(__file__).with_name("dummy_server.py"))),
     ) as group:
         print(*(f"{e.pid}:{e.port}" for e in group.endpoints), flush=True)
-        await group.wait_died()
+        await asyncio.sleep(600)
 
 
 # A shell's background job starts with SIGINT ignored, and so would this.

@@ -8,7 +8,7 @@ import socket
 import stat
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -98,11 +98,10 @@ async def test_a_program_that_does_not_exist(tmp_path: Path) -> None:
 
 
 async def test_a_dead_server_is_named_and_a_stopped_one_is_not_an_error(tmp_path: Path) -> None:
-    async with AsyncExitStack() as stack:
-        group = await stack.enter_async_context(launch(tmp_path, n=2))
+    async with launch(tmp_path, n=2) as group:
         os.kill(group.endpoints[1].pid, signal.SIGKILL)
         with pytest.raises(LaunchError, match=r"inference server-1 .* was ended by SIGKILL"):
-            await group.wait_died()
+            await group.servers[1].wait_died()
     assert gone(group.endpoints[0].pid)
     await group.servers[0].wait_died()
 
