@@ -209,7 +209,9 @@ class Tape:
     random_seed: int | None = None
     """Seed of its random choices; None when it made none."""
     rows: Sequence[Any] = ()
-    """The `Trajectory`s that it gave."""
+    """The `Trajectory`s that it gave, as they were judged with its group if they were."""
+    own: Mapping[str, Any] | None = None
+    """Its own ``outcome`` and the ``rewards`` of its rows, where its group was judged together."""
     _place: int = 0
 
     def begin(self, kind: Literal["model", "tool"], name: str) -> Call:

@@ -46,6 +46,7 @@ def episode_record(episode: Episode, decode: Decode, *, split: str, step: int) -
             "tools": [_tool(call) for call in tape.calls if call.kind == "tool"],
             "failed_calls": [_failed(call) for call in tape.calls if _is_failed(call)],
             "rows": [_row(row, turns) for row in tape.rows],
+            "own": tape.own,
             "facts": dict(tape.facts),
             "data": None if data is None else Json(data),
             "clock": list(tape.clock),

@@ -13,6 +13,7 @@ from areal_agent.types import TRAINABLE_OUTCOMES, Episode
 
 if TYPE_CHECKING:
     from areal_agent.rollout.episode import EpisodeRun
+    from areal_agent.trajectory import Trajectory
 
 GroupReward = Callable[[dict[str, Any], Sequence[Episode]], Awaitable[Sequence[float]]]
 """Gets the dataset row and the episodes that may be trained on, each with its own reward, and
@@ -47,15 +48,22 @@ async def judge_group(
 
 
 def _earned(run: "EpisodeRun", reward: float) -> "EpisodeRun":
-    return replace(
-        run,
-        episode=replace(run.episode, reward=reward),
-        rows=[replace(row, reward=reward) for row in run.rows],
-    )
+    rows = [replace(row, reward=reward) for row in run.rows]
+    _note_judged(run, rows)
+    return replace(run, episode=replace(run.episode, reward=reward), rows=rows)
+
+
+def _note_judged(run: "EpisodeRun", rows: "Sequence[Trajectory]") -> None:
+    """Keep on the tape what a replay of the episode alone comes to."""
+    tape = run.episode.tape
+    if tape is not None:
+        tape.own = {"outcome": run.episode.outcome, "rewards": [row.reward for row in run.rows]}
+        tape.rows = rows
 
 
 def _failed(run: "EpisodeRun", error: Exception) -> "EpisodeRun":
     failure = describe(error, "reward")
     failure = replace(failure, message=f"the group's reward failed: {failure.message}")
     episode = replace(run.episode, outcome="reward_error", reward=None, failure=failure)
+    _note_judged(run, ())
     return replace(run, episode=episode, rows=())

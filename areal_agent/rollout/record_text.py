@@ -47,7 +47,9 @@ def what_became(record: Record, fate: Fate | None) -> str:
     if record.get("limit") is not None and outcome not in TRAINABLE_OUTCOMES:
         return f"{outcome}: it reached rollout.limits.{record['limit']}"
     if outcome not in TRAINABLE_OUTCOMES:
-        return _OUTCOMES.get(outcome, outcome)
+        limit = record.get("limit")
+        told = f": it reached rollout.limits.{limit}" if limit else ""
+        return f"{_OUTCOMES.get(outcome, outcome)}{told}"
     if record["split"] != "train":
         return "evaluated"
     if fate is None:
@@ -100,8 +102,18 @@ _OUTCOMES: dict[str, str] = {
 }
 
 
+_REASONS: dict[str, str] = {
+    "too_few": "too few episodes of its group may be trained on",
+    "fail_fast": "another episode of its group failed",
+    "zero_variance": "all rewards of its group are equal",
+    "refused": "should_accept refused its group",
+    "filter_error": "should_accept failed on its group",
+    "run_ended": "the run ended before",
+}
+
+
 def _because(fate: Fate) -> str:
-    return f": {fate.why}" if fate.why else ""
+    return f": {_REASONS.get(fate.why, fate.why)}" if fate.why else ""
 
 
 def _facts(record: Record) -> Iterator[str]:

@@ -155,9 +155,14 @@ def _result(record: Mapping[str, Any], run: EpisodeRun | None, decode: Decode) -
     if run is None:
         return Difference("the result", record["outcome"], "cancelled")
     now = _as_read(run, decode)
+    record = _before_judgement(record)
     told = [_outcome(one) for one in (record, now)]
     if told[0] != told[1]:
         return Difference("the result", *told)
+    if record["own"] is not None and not record["rows"]:  # the judgement failed, and took the rows
+        earned = [row["reward"] for row in now["rows"]]
+        same = earned == record["own"]["rewards"]
+        return None if same else Difference("the reward", repr(record["own"]), repr(earned))
     rows = rows_of(record)
     differs = rows_differ(rows, rows_of(now), decode)
     if differs is not None:
@@ -165,6 +170,16 @@ def _result(record: Mapping[str, Any], run: EpisodeRun | None, decode: Decode) -
     if record["reward"] != now["reward"] and not rows:
         return Difference("the reward", repr(record["reward"]), repr(now["reward"]))
     return None
+
+
+def _before_judgement(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record with what the episode earned by itself, where its group was judged together."""
+    own = record["own"]
+    if own is None:
+        return record
+    pairs = zip(record["rows"], own["rewards"], strict=False)
+    rows = [{**row, "reward": reward} for row, reward in pairs]
+    return {**record, "outcome": own["outcome"], "failure": None, "rows": rows}
 
 
 def _as_read(run: EpisodeRun, decode: Decode) -> dict[str, Any]:

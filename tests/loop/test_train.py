@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from loop_support import Driver, metrics_of, settings, write_settings
+from typer.testing import CliRunner
 
 from areal_agent import (
     GenerationHyperparameters,
@@ -20,12 +21,19 @@ from areal_agent import (
     Trajectory,
     load_config,
     open_run,
+    replay,
 )
+from areal_agent.cli import app
 from areal_agent.data.chat import ChatFormat
+from areal_agent.models.load import resolve_model
+from areal_agent.registry import load_script
+from areal_agent.rollout.record_reader import Records
+from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 
 pytestmark = pytest.mark.timeout(300)
 
 HELD_OUT = {"use": settings(Path(), Path())["train_dataset"]["use"], "args": {"n": 6}}
+EXAMPLE = Path(__file__).parents[2] / "examples" / "calculator" / "task.py"
 DEAD_PROXY = "http://127.0.0.1:9"
 NAMED_BY_THE_ISSUE = {
     "eval_before",
@@ -48,6 +56,19 @@ class Trained:
     json: Driver
     """With two servers, and proxies in the environment that lead nowhere."""
     quiet: Driver
+    """Of the calculator's task."""
+
+
+def calculator(root: Path) -> dict[str, Any]:
+    """Settings of a run of seconds of the example."""
+    args = {"tools": [f"{EXAMPLE}:calculator"], "reward_fn": f"{EXAMPLE}:reward", "max_turns": 7}
+    return settings(
+        root,
+        Path("builtin:calculator"),
+        workflow={"use": "tool_agent", "args": args},
+        train_dataset={"use": f"{EXAMPLE}:train_problems", "args": {"n": 64}},
+        gconfig={"max_new_tokens": 48, "max_tokens": 256},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +88,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[T
     runs = Trained(
         Driver(root / "plain", plain),
         Driver(root / "two", two, "--json", env=proxies),
-        Driver(root / "quiet", settings(root / "quiet", model), "--quiet"),
+        Driver(root / "quiet", calculator(root / "quiet"), "--quiet"),
     )
     with ExitStack() as stack:
         for run in (runs.plain, runs.json, runs.quiet):
@@ -104,8 +125,7 @@ def test_the_walkthrough_explains_every_metric(trained: Trained) -> None:
 
 
 def test_every_episode_is_recorded_with_its_tokens(trained: Trained) -> None:
-    lines = (trained.plain.folder / "episodes.jsonl").read_text(encoding="utf-8").splitlines()
-    episodes = [json.loads(line) for line in lines]
+    episodes = list(Records(trained.plain.folder).episodes())
     splits = [episode["split"] for episode in episodes]
     assert splits.count("eval before training") == 6
     assert splits.count("eval at step 1") == splits.count("eval at step 2") == 4
@@ -165,6 +185,50 @@ def test_quiet_prints_nothing(trained: Trained) -> None:
     assert trained.quiet.summary["steps"] == 2
 
 
+async def test_a_run_is_replayed_bit_for_bit_without_servers(trained: Trained) -> None:
+    folder = trained.quiet.folder
+    recorded = list(Records(folder).episodes())
+    assert len(recorded) >= 2 * 4 * 4
+    assert sum(len(one["tools"]) for one in recorded) > 4
+    found = await replay(folder)
+    assert [(one.id, one.verdict, one.difference) for one in found] == [
+        (one["id"], "same", None) for one in recorded
+    ]
+    became = Records(folder).fates()
+    assert sum(became[one["id"]].name == "trained" for one in recorded) == 2 * 4 * 4
+
+
+async def test_a_replay_names_the_first_call_that_differs(trained: Trained) -> None:
+    class Politer(ToolAgentWorkflow):
+        async def arun_episode(self, engine: InferenceEngine, data: dict[str, Any]) -> Any:
+            data["messages"][0]["content"] += " 9"
+            return await super().arun_episode(engine, data)
+
+    task = load_script(EXAMPLE)
+    gconfig = GenerationHyperparameters(n_samples=4, max_new_tokens=48, max_tokens=256)
+    chat = ChatFormat.from_folder(resolve_model("builtin:calculator"))
+    changed = Politer([task.calculator], task.reward, gconfig, chat, max_turns=7)
+    name = next(iter(Records(trained.quiet.folder).episodes()))["id"]
+    [found] = await replay(trained.quiet.folder, [name], workflow=changed)
+    assert found.difference is not None
+    assert found.difference.what == "model call 0"
+    assert "? 9" in found.difference.now
+    assert "? 9" not in found.difference.recorded
+
+
+def test_a_replay_that_differs_ends_with_exit_code_1(trained: Trained, tmp_path: Path) -> None:
+    name = next(iter(Records(trained.quiet.folder).episodes()))["id"]
+    values = calculator(tmp_path)
+    values["gconfig"]["max_tokens"] = 255
+    other = str(write_settings(tmp_path, values))
+    argv = ["replay", str(trained.quiet.folder), name, "--config", other]
+    done = CliRunner().invoke(app, argv)
+    assert done.exit_code == 1
+    assert f"episode {name} (train) differs at model call 0" in done.output
+    assert "sampling with max_tokens 256" in done.output
+    assert done.output.splitlines()[-1] == "1 episodes: 0 the same, 1 differ"
+
+
 def test_runs_share_a_host_and_dead_proxies_are_not_asked(trained: Trained) -> None:
     assert trained.json.summary["version"] == 2
     for run in (trained.plain, trained.json, trained.quiet):
@@ -207,7 +271,7 @@ def test_the_loop_of_ones_own_runs_twice_in_one_process(tmp_path: Path, model: P
         assert [step["publish/version"] for step in metrics] == [1, 2]
         assert all(0 < step["rollout/reward"] < 1 for step in metrics)
         folder = tmp_path / "runs" / "loop" / name
-        assert len((folder / "episodes.jsonl").read_text().splitlines()) >= 2 * 4 * 4
+        assert len(list(Records(folder).episodes())) >= 2 * 4 * 4
 
 
 class Constant(Short):

@@ -9,7 +9,9 @@ from rollout_support import Calls
 
 from areal_agent import workflow_context
 from areal_agent.errors import ServerError
+from areal_agent.rollout.episode import EpisodeSpec
 from areal_agent.rollout.episode_record import episode_record
+from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.plain import any_json
 from areal_agent.rollout.replay import replay_episode
 from areal_agent.testing.fakes import FakeEngine, Reply
@@ -305,6 +307,27 @@ async def test_what_cannot_be_replayed_says_why():
         return Trajectory.from_response(await engine.agenerate(request(1)), 1.0)
 
     assert (await differs(scores, scores)).what == "a call of engine.score"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_a_group_was_judged_to_have_earned_is_no_part_of_a_replay(fails):
+    async def judge(data, episodes):
+        if fails:
+            raise ConnectionError("no judge")
+        return [episode.reward + 0.5 for episode in episodes]
+
+    ended = []
+    workflow = Calls(asks([1]))
+    workflow.group_reward = judge
+    spec = EpisodeSpec("0:3", "0:3", seed=5, epoch=0, index=3)
+    group = GroupedRolloutWorkflow(workflow, 2)
+    await group.run(noisy_engine(), {}, spec, on_end=lambda run: ended.append(run.episode))
+    for episode in ended:
+        record = recorded(episode)
+        assert [row["reward"] for row in record["rows"]] == ([] if fails else [1.5])
+        assert record["outcome"] == ("reward_error" if fails else "ok")
+        assert (await replayed(asks([1]), record)).verdict == "same"
+        assert (await replayed(asks([1], reward=0.5), record)).verdict == "differs"
 
 
 async def test_an_episode_that_was_cut_off_is_replayed_up_to_there():
