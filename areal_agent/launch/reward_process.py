@@ -84,11 +84,12 @@ class RewardProcess:
         message = {"load": function.key, "sys_path": sys.path}
         try:
             answer = await self._ask(message, function.body + call)
-        except EOFError:
-            raise LaunchError(await self._describe_end()) from None
+        except EOFError as error:
+            raise LaunchError(str(error)) from None
         if "error" in answer:
             raise RewardError(
-                f"a worker process cannot import the reward function {function.name}: "
+                f"a worker process cannot import the reward function {function.name}, or what its "
+                f"arguments need: "
                 f"{answer['error']['type']}: {answer['error']['message']}\n"
                 f"{answer['error']['traceback']}"
             )
@@ -105,15 +106,14 @@ class RewardProcess:
         """
         try:
             answer = await self._ask({"call": function.key}, call)
-        except EOFError:
-            end = await self._describe_end()
+        except EOFError as error:
             if self._child.returncode == -signal.SIGXCPU:
                 raise RewardTimeoutError(
                     f"the reward function {function.name} used more CPU time than a call may "
                     "(rollout.reward.cpu_seconds)"
                 ) from None
             raise RewardCrashError(
-                f"the reward function {function.name} ended its process: {end}"
+                f"the reward function {function.name} ended its process: {error}"
             ) from None
         finally:
             self.has_served = True
@@ -134,8 +134,10 @@ class RewardProcess:
             self._writer.write(body)
             await self._writer.drain()
             answer = await receive(self._reader)
+        except ValueError as error:
+            raise EOFError("it wrote into the socket of its worker") from error
         except (OSError, EOFError) as error:
-            raise EOFError from error
+            raise EOFError(await self._describe_end()) from error
         self._is_busy = False
         return answer
 

@@ -4,12 +4,9 @@ import asyncio
 import functools
 import math
 import os
-import subprocess
-import sys
 import threading
 import time
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -259,6 +256,21 @@ async def test_sixteen_sleeping_rewards_take_as_long_as_one():
         assert ticks > 10
 
 
+async def test_a_function_that_always_fails_is_an_error_each_time():
+    """S11: the share of errors is what it is, and nothing became a score."""
+    async with workers(1) as pool:
+        for _ in range(3):
+            with pytest.raises(RewardError, match="ValueError: no"):
+                await Reward(fn.raises)()
+        metrics = pool.take_metrics()
+        assert metrics["reward/errors"] == metrics["reward/calls"] == 3
+        assert metrics["reward/scored"] == metrics["reward/reruns"] == 0
+        with pytest.raises(RewardCrashError):
+            await Reward(fn.babbles)()
+        again = pool.take_metrics()
+        assert (again["reward/calls"], again["reward/errors"], again["reward/crashes"]) == (1, 0, 1)
+
+
 async def test_cpu_time_is_limited():
     async with workers(1, cpu_seconds=0.2, on_timeout=0.25) as pool:
         assert await Reward(fn.burns)() == 0.25
@@ -273,94 +285,3 @@ async def test_an_abandoned_call_takes_its_worker_along():
                 await slow(60)
         assert await Reward(fn.half)() == 0.5
         assert pool.counts["workers_started"] == 2
-
-
-def test_an_alarm_works_although_the_loop_is_in_another_thread():
-    """S11: functions run on the main thread of a worker."""
-    got = []
-
-    def run():
-        got.append(asyncio.run(both()))
-
-    async def both():
-        alarmed = Reward(fn.alarmed)
-        return [await alarmed(5.0), await alarmed(0.0)]
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join(30)
-    assert got == [[0.25, 1.0]]
-
-
-OUTSIDE = """
-import asyncio, gc, subprocess, sys
-import reward_functions as fn
-from areal_agent import AsyncRewardWrapper
-kept = AsyncRewardWrapper(fn.pid, max_workers=1)
-
-async def main():
-    pids = [await kept(), await kept()]
-    assert pids[0] == pids[1]
-    dropped = AsyncRewardWrapper(fn.pid)
-    pids.append(await dropped())
-    hung = AsyncRewardWrapper(fn.sleeps)
-    task = asyncio.ensure_future(hung(60))
-    await asyncio.sleep(0.3)
-    task.cancel()
-    del dropped, hung, task
-    gc.collect()
-    return pids
-
-pids = [*asyncio.run(main()), *asyncio.run(main())]
-assert not {"torch", "transformers"} & sys.modules.keys()
-alive = subprocess.run(["ps", "-o", "pid=", "-p", ",".join(str(int(p)) for p in pids)],
-                       capture_output=True, text=True)
-print(len(set(pids)), repr(alive.stdout))
-"""
-
-
-def test_outside_of_a_run_workers_end_with_the_loop_or_the_wrapper_and_nobody_warns():
-    """One wrapper in two loops, one dropped in a coroutine, a call that is cancelled."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "dev", "-c", OUTSIDE],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=Path(__file__).parent,
-    )
-    assert (done.stdout, done.stderr, done.returncode) == ("4 ''\n", "", 0)
-
-
-UNGUARDED = """
-import asyncio
-from areal_agent import AsyncRewardWrapper
-
-def reward():
-    return 1.0
-
-async def main():
-    return await AsyncRewardWrapper(reward)()
-
-GUARD
-    print(asyncio.run(main()))
-"""
-
-
-@pytest.mark.parametrize(
-    ("guard", "out", "err"),
-    [
-        ('if __name__ == "__main__":', "1.0\n", ""),
-        ("if True:", "", "put what starts the run below"),
-    ],
-)
-def test_functions_of_a_program_itself_need_its_guard(tmp_path, guard, out, err):
-    """S13: the worker imports the program's file; one that starts a run there says what to do."""
-    program = tmp_path / "program.py"
-    program.write_text(UNGUARDED.replace("GUARD", guard))
-    done = subprocess.run(
-        [sys.executable, str(program)], check=False, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == out
-    assert err in done.stderr
-    assert bool(done.stderr) == bool(err)
