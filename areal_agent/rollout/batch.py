@@ -71,4 +71,6 @@ class RolloutStats:
     """Sampled in finished episodes."""
     outcomes: Mapping[str, int]
     """Episodes whose fate is settled; those of groups that wait for the trainer are not."""
+    zero_rewards: int
+    """Those of them that were judged and earned nothing."""
     waiting_for: str

@@ -206,6 +206,7 @@ class RolloutExecutor:
             episodes=self._tally.episodes,
             output_tokens=self._tally.output_tokens,
             outcomes=dict(self._tally.outcomes),
+            zero_rewards=self._tally.zero_rewards,
             waiting_for=waits_for(
                 gate,
                 self._grouped.workflow,

@@ -34,6 +34,8 @@ class StepProgress:
     trainer_tokens_per_second: float = 0.0
     seconds: float = 0.0
     """Wall time of the step."""
+    outcomes: Sequence[str] = ()
+    """What became of the episodes since the step before; see `outcome_facts`."""
 
 
 class Display(Protocol):
@@ -246,4 +248,5 @@ def _facts(progress: StepProgress) -> list[str]:
         f"staleness {progress.staleness:g}",
         f"server {progress.server_tokens_per_second:,.0f} tokens/s",
         f"trainer {progress.trainer_tokens_per_second:,.0f} tokens/s",
+        *progress.outcomes,
     ]

@@ -7,6 +7,7 @@ from typing import Any
 
 from areal_agent.evaluation.evaluator import EvalResult
 from areal_agent.stats.display import StepProgress
+from areal_agent.stats.outcomes import counts_under, outcome_facts
 from areal_agent.stats.overlap import (
     Span,
     covered,
@@ -88,6 +89,11 @@ class Progress:
             server_tokens_per_second=tokens / ended.seconds,
             trainer_tokens_per_second=trained / ended.trainer_busy if ended.trainer_busy else 0.0,
             seconds=ended.seconds,
+            outcomes=outcome_facts(
+                counts_under(ended.metrics, "rollout/outcome/"),
+                counts_under(ended.metrics, "rollout/dropped/"),
+                wrong=ended.metrics.get("rollout/zero_rewards", 0.0),
+            ),
         )
         return progress, ended.metrics | {
             "timeperf/step": ended.seconds,
@@ -109,6 +115,7 @@ class Progress:
         """Sum up the run."""
         run, config = self._run, self._run.config
         start, end = run.first_rollout_at or 0.0, run.last_update_at or 0.0
+        stats = None if run.executor is None else run.executor.stats()
         return RunSummary(
             eval_before=None if before is None else before.mean,
             eval_before_stderr=None if before is None else before.stderr,
@@ -132,6 +139,9 @@ class Progress:
             versions_spanned_max=self._versions_max,
             staleness_max=self._staleness_max,
             max_head_offpolicyness=config.rollout.max_head_offpolicyness,
+            episodes={} if stats is None else stats.outcomes,
+            zero_rewards=0 if stats is None else stats.zero_rewards,
+            groups_dropped={} if stats is None else stats.dropped_why,
             seed=config.seed,
             run_folder=str(run.folder.root),
             model_folder=str(run.folder.final),

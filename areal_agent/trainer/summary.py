@@ -2,9 +2,11 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from areal_agent.stats.outcomes import outcome_facts
 from areal_agent.trainer.folder import RunFolder
 
 
@@ -37,6 +39,12 @@ class RunSummary:
     staleness_max: int
     """Largest age of a trained token in versions, at consumption."""
     max_head_offpolicyness: int
+    episodes: Mapping[str, int]
+    """Training episodes by outcome."""
+    zero_rewards: int
+    """Those of them that were judged and earned nothing."""
+    groups_dropped: Mapping[str, int]
+    """Groups that were left out of training, by reason."""
     seed: int
     run_folder: str
     model_folder: str
@@ -62,6 +70,12 @@ class RunSummary:
             (
                 "overlap of training with generation",
                 f"{_percent(self.overlap_share)} of {_percent(self.overlap_possible)} possible",
+            ),
+            (
+                "training episodes",
+                "; ".join(
+                    outcome_facts(self.episodes, self.groups_dropped, wrong=self.zero_rewards)
+                ),
             ),
             ("model", str(folder.final)),
             ("metrics", str(folder.metrics)),

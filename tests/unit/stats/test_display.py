@@ -12,7 +12,24 @@ from areal_agent.stats.display import (
     StepProgress,
     make_display,
 )
+from areal_agent.stats.outcomes import outcome_facts
 from areal_agent.stats.summary import SampleDialogue, summary_text
+
+
+def test_wrong_models_are_told_from_failures_of_ours():
+    facts = outcome_facts(
+        {"ok": 1100, "truncated": 18, "rejected": 6, "timeout": 1, "reward_error": 3, "stale": 0},
+        {"zero_variance": 4, "refused": 0},
+        wrong=54,
+    )
+    assert facts == [
+        "model wrong 54 of 1,118",
+        "rejected 6",
+        "we failed 4 (reward_error 3, timeout 1)",
+        "groups dropped 4 (zero_variance 4)",
+    ]
+    assert outcome_facts({"ok": 0}, {}, wrong=0) == []
+
 
 STEP = StepProgress(
     step=3,
