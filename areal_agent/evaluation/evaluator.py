@@ -89,8 +89,12 @@ class Evaluator:
         *,
         n_problems: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        on_episode: Callable[[Episode], None] | None = None,
     ) -> EvalResult:
-        """Run the first `n_problems` problems (None: all); `progress` hears how many are done."""
+        """Run the first `n_problems` problems (None: all).
+
+        `progress` hears how many are done, `on_episode` of each that has ended.
+        """
         started = time.perf_counter()
         episodes = await run_all(
             self.engine,
@@ -100,6 +104,7 @@ class Evaluator:
             limits=self.limits,
             seed=self.seed,
             progress=progress,
+            on_episode=on_episode,
         )
         return summarise(episodes, seconds=time.perf_counter() - started)
 

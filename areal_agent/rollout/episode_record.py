@@ -304,7 +304,7 @@ def _row(row: Any, turns: _Turns) -> dict[str, Any]:
 def _trained(row: Any, mask: list[bool], last: int, turns: _Turns) -> list[int] | None:
     """The turns whose replies are trained on, if that and their own values are all of the row."""
     whole = _Whole(len(mask))
-    temperatures = [0.0] * len(mask)
+    temperatures = [1.0] * len(mask)
     trained: list[int] = []
     turn: int | None = last
     while turn is not None:
@@ -318,14 +318,20 @@ def _trained(row: Any, mask: list[bool], last: int, turns: _Turns) -> list[int] 
         turn = turns.parents[turn]
     if mask != whole.mask:
         return None
-    for name in ("logprobs", "versions"):
-        pairs = zip(getattr(row, name), getattr(whole, name), mask, strict=True)
-        if any(one != other for one, other, sampled in pairs if sampled):
-            return None
     told = row.temperatures
+    if not _agree(row.logprobs, whole.logprobs, mask) or not _agree(
+        row.versions, whole.versions, mask
+    ):
+        return None
     if told is None:
         same = all(turns.responses[turn].temperature is None for turn in trained)
     else:
-        pairs = zip(told, temperatures, mask, strict=True)
-        same = all(one == other for one, other, sampled in pairs if sampled)
+        same = _agree(told, temperatures, mask)
     return trained[::-1] if same else None
+
+
+def _agree(row: Sequence[float], whole: Sequence[float], mask: Sequence[bool]) -> bool:
+    """Tell whether two lists agree where tokens were sampled."""
+    if row == whole:
+        return True  # most often, and fast
+    return all(one == other for one, other, m in zip(row, whole, mask, strict=True) if m)

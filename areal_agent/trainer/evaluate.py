@@ -122,10 +122,11 @@ class _Evaluation:
         """Run, record and sum up."""
         n_problems = self.config.evaluator.n_problems_final
         result = await self.evaluator.evaluate(
-            self.workflow, n_problems=n_problems, progress=display.progress
+            self.workflow,
+            n_problems=n_problems,
+            progress=display.progress,
+            on_episode=lambda episode: self.recorder.record(episode, split="eval", step=0),
         )
-        for episode in result.episodes:
-            self.recorder.record(episode, split="eval", step=0)
         summary = self._summary(result)
         if result.n_scored == 0:
             raise RolloutError(_nothing_scored(result, self.folder))

@@ -174,11 +174,14 @@ class _Session:
 
         progress(0, len(self.run.parts.eval_rows[:n_problems]))
         started = time.time()
-        result = await self.evaluator.evaluate(workflow, n_problems=n_problems, progress=progress)
+        result = await self.evaluator.evaluate(
+            workflow,
+            n_problems=n_problems,
+            progress=progress,
+            on_episode=lambda episode: self.run.record(episode, split=f"eval {when}"),
+        )
         self.progress.evaluated(started, time.time())
         self._doing = ""
-        for episode in result.episodes:
-            self.run.record(episode, split=f"eval {when}")
         if result.n_scored == 0:
             raise RolloutError(
                 f"evaluation {when}: none of {result.n_failed} episodes could be scored: "
