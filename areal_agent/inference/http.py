@@ -240,10 +240,10 @@ class HttpInferenceEngine:
     async def update_weights(self, path: Path, version: int) -> None:
         """See `InferenceEngine.update_weights`.
 
-        A replica that is down is given the weights when it comes back; when none is up, the first
-        one is waited for. One that fails alone is down until `fleet` has brought it up to date, if
-        it does. Else those that have the new weights load the previous folder again; one that
-        cannot gets no more requests.
+        A replica that is down is given the weights when it comes back, also when none is up. One
+        that fails alone is down until `fleet` has brought it up to date, if it does. Else those
+        that have the new weights load the previous folder again; one that cannot gets no more
+        requests.
         """
         if version <= self._version:
             raise WeightUpdateError(
@@ -253,7 +253,6 @@ class HttpInferenceEngine:
             previous = None if self._weights is None else (self._weights, self._version)
             await self._control.update_weights(path, version, previous=previous)
             self._version, self._weights = version, path
-        await self._pool.wait_for_one()
 
     def paused(self) -> AbstractAsyncContextManager[None]:
         """See `InferenceEngine.paused`. May be nested; the outermost one resumes."""
