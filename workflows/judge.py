@@ -73,11 +73,18 @@ class JudgeEndpoint:
         self._request = {"temperature": 0.0, **(request or {})}
 
     async def ask(self, instruction: str, text: str) -> str:
-        """Return what the model says to `text`.
+        """Return what the model says to `text`; within a replay, what it said then.
 
         Raises:
             RewardError: it cannot be reached, or refuses.
         """
+        args = (instruction, text)
+        return await workflow_context.call_tool(
+            self.judge_reply, args, timeout_seconds=None, counted=False
+        )
+
+    async def judge_reply(self, instruction: str, text: str) -> str:
+        """Ask the model now."""
         messages = [
             {"role": "system", "content": instruction},
             {"role": "user", "content": text},

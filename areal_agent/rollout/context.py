@@ -101,8 +101,12 @@ async def call_tool(
     kwargs: Mapping[str, Any] | None = None,
     *,
     timeout_seconds: float | None = TOOL_SECONDS,
+    counted: bool = True,
 ) -> Any:
     """Call a tool as `tool` does, with a limit of its own. None: only the episode's.
+
+    What is not `counted` is recorded and replayed, but is none of the calls that the episode may
+    make: a judge, for instance.
 
     Raises:
         LimitReached: the episode may call no more of them.
@@ -110,7 +114,8 @@ async def call_tool(
     found: Tool = (
         resolve(function, kind="tools", base=Path.cwd()) if isinstance(function, str) else function
     )
-    current_limits().runs_tool()
+    if counted:
+        current_limits().runs_tool()
     kwargs = {} if kwargs is None else kwargs
     inputs = _inputs()
     if inputs is None:

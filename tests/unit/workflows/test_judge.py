@@ -10,12 +10,14 @@ import pytest
 from workflow_support import demo_chat, says
 
 from areal_agent import Episode, GenerationHyperparameters, Interaction, ModelResponse
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.errors import ConfigError, RewardError
 from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.context import use_clients
-from areal_agent.rollout.episode import EpisodeSpec
+from areal_agent.rollout.episode import EpisodeSpec, run_episode
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.workflows.judge import JudgeEndpoint, JudgeReward, RankedWorkflow, RankingJudge
+from areal_agent.workflows.rlvr import RLVRWorkflow
 
 ROW: dict[str, Any] = {"messages": [{"role": "user", "content": "How?"}]}
 
@@ -107,6 +109,21 @@ async def test_half_a_ranking_is_a_reward_error(answer: str) -> None:
     async with judged(answer):
         with pytest.raises(RewardError, match="of 2 replies"):
             await RankingJudge(endpoint(), demo_chat())(ROW, [episode("3"), episode("4")])
+
+
+async def test_a_judges_words_are_recorded_and_are_no_call_of_a_tool() -> None:
+    chat = demo_chat()
+    gconfig = GenerationHyperparameters(max_new_tokens=8, max_tokens=32)
+    workflow = RLVRWorkflow(JudgeReward(endpoint()), gconfig, chat)
+    spec = EpisodeSpec(id="0:0:0", prompt_id="0:0", seed=1, epoch=0, index=0)
+    async with judged("Score: 5"):
+        limits = LimitsConfig(tool_calls=0)
+        run = await run_episode(workflow, says(chat, "3"), ROW, spec, limits=limits)
+    assert (run.episode.outcome, run.episode.reward) == ("ok", 0.5)
+    assert run.episode.tape is not None
+    model, judge = run.episode.tape.calls
+    assert (judge.kind, judge.name, judge.result) == ("tool", "judge_reply", b'"Score: 5"')
+    assert model.kind == "model"
 
 
 async def test_a_workflow_trains_on_ranks_and_a_failing_judge_is_no_reward() -> None:
