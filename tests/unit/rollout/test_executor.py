@@ -315,14 +315,26 @@ async def test_pause_starts_nothing_and_resume_goes_on():
         assert running.stats().waiting_for == "weights newer than version 0"
 
 
-async def test_a_recovered_run_admits_what_a_fresh_one_does():
-    """S20."""
-    for version in (0, 5, 50):
-        engine = FakeEngine(version=version)
+@pytest.mark.parametrize("version", [0, 5, 50])
+@pytest.mark.parametrize(("eta", "admitted"), [(0, 4), (2, 12)])
+async def test_a_recovered_run_admits_what_a_fresh_one_does(version, eta, admitted):
+    """S20: (eta + 1) batches of four groups, whatever runs, has ended or is swept meanwhile."""
+    engine = FakeEngine(version=version)
+    engine.hold()
+    async with executor(engine=engine, max_head_offpolicyness=eta) as running:
+        await settle()
+        assert running.stats().running == admitted
+        engine.release()
+        await settle(100)
+        stats = running.stats()
+        assert (stats.running, stats.buffered) == (0, admitted)
         engine.hold()
-        async with executor(engine=engine, max_head_offpolicyness=2) as running:
-            await settle()
-            assert running.stats().running == 12
+        await running.next_batch()
+        running.on_version(engine.bump())
+        await settle()
+        stats = running.stats()
+        assert stats.running == 4
+        assert stats.buffered + stats.running == admitted
 
 
 async def test_an_engine_that_dies_ends_the_run():
