@@ -56,10 +56,12 @@ class RewardPool:
         had to be started anew (``retries``)."""
         self._taken: defaultdict[str, float] = defaultdict(float)
         self.n_workers = config.workers or min(_MOST_BY_DEFAULT, (os.cpu_count() or 1) + 4)
-        self._log_dir = log_dir
+        self.log_dir = log_dir
+        """Where functions' output goes; None until it is made."""
         self._slots = asyncio.Semaphore(self.n_workers)
         self._idle: list[RewardProcess] = []
-        self._n_started = 0
+        self._free = list(range(self.n_workers))
+        """Numbers that no worker has: they name its log, which is gone on with."""
         self._stack: AsyncExitStack | None = None
 
     async def __aenter__(self) -> Self:
@@ -134,7 +136,7 @@ class RewardPool:
                 if worker.is_ready and self._stack is not None:
                     self._idle.append(worker)
                 else:
-                    await worker.end()
+                    await self._end(worker)
 
     async def _take(self, function: Shipped, *, fresh: bool) -> RewardProcess:
         """Return a worker that has the function, or any; last used first, so that few are used."""
@@ -143,25 +145,35 @@ class RewardPool:
             worker = self._idle.pop(known[-1] if known else -1)
             if worker.is_ready and not (fresh and worker.has_served):
                 return worker
-            await worker.end()
+            await self._end(worker)
         return await self._start()
+
+    async def _end(self, worker: RewardProcess) -> None:
+        try:
+            await worker.end()
+        finally:
+            self._free.append(worker.number)
 
     async def _start(self) -> RewardProcess:
         if self._stack is None:
             raise LaunchError("the run of these reward workers is over")
-        if self._log_dir is None:
-            self._log_dir = Path(tempfile.mkdtemp(prefix="areal-agent-rewards-"))
-            self._stack.callback(shutil.rmtree, self._log_dir, ignore_errors=True)
-        name = f"reward-{self._n_started}"
-        self._n_started += 1
+        if self.log_dir is None:
+            self.log_dir = Path(tempfile.mkdtemp(prefix="areal-agent-rewards-"))
+            self._stack.callback(shutil.rmtree, self.log_dir, ignore_errors=True)
+        number = min(self._free)
+        self._free.remove(number)
         self.counts["workers_started"] += 1
-        return await RewardProcess.start(
-            f"the process of {name}",
-            log=self._log_dir / f"{name}.log",
-            env=_environment(),
-            memory_bytes=(self.config.memory_mb or 0) << 20,
-            cpu_seconds=self.config.cpu_seconds or 0.0,
-        )
+        try:
+            return await RewardProcess.start(
+                number,
+                log=self.log_dir / f"reward-{number}.log",
+                env=_environment(),
+                memory_bytes=(self.config.memory_mb or 0) << 20,
+                cpu_seconds=self.config.cpu_seconds or 0.0,
+            )
+        except BaseException:
+            self._free.append(number)
+            raise
 
     async def _load(self, worker: RewardProcess, function: Shipped, call: bytes) -> None:
         seconds = self.config.startup_timeout_seconds

@@ -32,8 +32,14 @@ class RewardProcess:
     """A worker that runs. A call that was given up leaves it busy: it is of no more use then."""
 
     def __init__(
-        self, stack: AsyncExitStack, child: ChildProcess, reader: StreamReader, writer: StreamWriter
+        self,
+        number: int,
+        stack: AsyncExitStack,
+        child: ChildProcess,
+        reader: StreamReader,
+        writer: StreamWriter,
     ) -> None:
+        self.number = number
         self._stack = stack
         self._child = child
         self._reader = reader
@@ -47,7 +53,13 @@ class RewardProcess:
 
     @classmethod
     async def start(
-        cls, name: str, *, log: Path, env: Mapping[str, str], memory_bytes: int, cpu_seconds: float
+        cls,
+        number: int,
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        memory_bytes: int,
+        cpu_seconds: float,
     ) -> Self:
         """Start a worker; whoever gets it must `end` it.
 
@@ -56,8 +68,9 @@ class RewardProcess:
         """
         async with AsyncExitStack() as stack:
             limits = (str(memory_bytes), str(cpu_seconds))
+            name = f"the process of reward-{number}"
             parts = await connected_child(stack, name, _PROGRAM, limits, log=log, env=env)
-            return cls(stack.pop_all(), *parts)
+            return cls(number, stack.pop_all(), *parts)
         raise AssertionError  # the stack swallows nothing
 
     @property

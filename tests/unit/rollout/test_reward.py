@@ -214,6 +214,7 @@ async def test_a_timeout_or_a_crash_costs_the_culprit_alone(tmp_path):
         assert (a, b, c, d, e, f, g, h) == tuple(range(8))
         with pytest.raises(ProcessLookupError):
             os.kill(int(started.read_text()), 0)
+        assert len(list(pool.log_dir.iterdir())) <= 3
         counts = pool.counts
         assert (counts["timeouts"], counts["crashes"], counts["errors"]) == (1, 3, 0)
         assert counts["reruns"] <= 3
