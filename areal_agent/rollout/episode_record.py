@@ -36,7 +36,6 @@ def episode_record(episode: Episode, decode: Decode, *, split: str, step: int) -
         "versions": episode.versions,
         "metrics": dict(episode.metrics),
         "failure": _failure(episode),
-        "limit": episode.limit,
     }
     turns = _Turns(_model_calls(episode), decode)
     record["turns"] = turns.records

@@ -47,9 +47,7 @@ def what_became(record: Record, fate: Fate | None) -> str:
     if record.get("limit") is not None and outcome not in TRAINABLE_OUTCOMES:
         return f"{outcome}: it reached rollout.limits.{record['limit']}"
     if outcome not in TRAINABLE_OUTCOMES:
-        limit = record.get("limit")
-        told = f": it reached rollout.limits.{limit}" if limit else ""
-        return f"{_OUTCOMES.get(outcome, outcome)}{told}"
+        return _OUTCOMES.get(outcome, outcome)
     if record["split"] != "train":
         return "evaluated"
     if fate is None:
