@@ -1,6 +1,7 @@
 """Whose worker processes rewards run in, and that they end with it: loops, threads, programs."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import threading
@@ -81,7 +82,9 @@ asyncio.run(AsyncRewardWrapper(fn.hangs)(sys.argv[1]))
 async def test_a_hung_worker_dies_with_a_parent_that_is_killed(tmp_path):
     started = tmp_path / "pid"
     driver = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", KILLED, str(started), cwd=Path(__file__).parent
+        *(sys.executable, "-c", KILLED, str(started)),
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
     )
     async with asyncio.timeout(30):
         await until(lambda: started.exists() and started.read_text())
