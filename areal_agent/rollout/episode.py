@@ -5,6 +5,7 @@ An exception in a workflow is data. It ends its episode and nothing else.
 
 import asyncio
 import copy
+import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -133,7 +134,7 @@ async def run_episode(
     enter_episode(live)
     set_call_ids(CallIds(lambda: spec.random_seed))
     recorder = EpisodeEngine(engine, spec.id, spec.call_seed, tape, used)
-    recorder.must_end = lambda: clock.limit.expired() or live.is_cancelled
+    recorder.live = live
     result: object = None
     error: BaseException | None = None
     try:
@@ -169,7 +170,7 @@ def _begun(
     workflow: RolloutWorkflow, engine: InferenceEngine, data: dict[str, Any]
 ) -> Coroutine[Any, Any, object]:
     code: Any = workflow.arun_episode(engine, data)
-    if isinstance(code, Coroutine):
+    if inspect.iscoroutine(code) or isinstance(code, Coroutine):  # the first is quick
         return code  # pyright: ignore[reportUnknownVariableType]
 
     async def wait() -> object:

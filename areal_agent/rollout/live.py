@@ -49,9 +49,10 @@ class LiveEpisode:
             self.task.cancel()
 
     @property
-    def is_cancelled(self) -> bool:
-        """Whether it has to end, by `stop` or because its task was cancelled."""
-        return self.task is not None and self.task.cancelling() > 0
+    def must_end(self) -> bool:
+        """Whether it is over but for its code: out of time, stopped, or cancelled with its task."""
+        late = self.clock is not None and self.clock.limit.expired()
+        return late or (self.task is not None and self.task.cancelling() > 0)
 
     def end(self) -> bool:
         """It has ended; returns whether its task was cancelled by somebody else."""

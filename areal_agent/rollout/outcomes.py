@@ -33,7 +33,7 @@ class Ending:
     """The limit that it hit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Judge:
     """What rows are checked against."""
 

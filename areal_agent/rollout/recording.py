@@ -10,7 +10,7 @@ from typing import Self, cast
 from areal_agent.errors import InferenceError, WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
 from areal_agent.rollout.limits import EpisodeLimits
-from areal_agent.rollout.live import doing
+from areal_agent.rollout.live import LiveEpisode, doing
 from areal_agent.rollout.plain import error_facts
 from areal_agent.types import Interaction, ModelRequest, ModelResponse, Scores, Tape, TokenSink
 
@@ -44,8 +44,8 @@ class EpisodeEngine:
         self._engine = engine
         self._episode_id = episode_id
         self._call_seed = call_seed
-        self.must_end: Callable[[], bool] = lambda: False
-        """Whether the episode is over although its code still runs: then it gets no calls."""
+        self.live: LiveEpisode | None = None
+        """Knows whether the episode is over although its code still runs: then it gets no calls."""
         self._turns = 0
         self._closed = False
         self.interactions: list[Interaction] = []
@@ -65,7 +65,7 @@ class EpisodeEngine:
             LimitReached: the episode may call the model no more.
             InferenceError: also when the episode is over.
         """
-        if self._closed or self.must_end():
+        if self._closed or (self.live is not None and self.live.must_end):
             raise InferenceError(
                 f"episode {self._episode_id} has ended: await every model call in arun_episode"
             )
