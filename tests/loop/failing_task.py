@@ -2,12 +2,13 @@
 
 from typing import Any, Literal
 
+from areal_agent.workflows.tool_agent import ToolAgentWorkflow
+
 from areal_agent import InferenceEngine, Trajectory, workflow_context
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import ServerError
 from areal_agent.types import GenerationHyperparameters
-from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 
 
 class FailingToolAgent(ToolAgentWorkflow):

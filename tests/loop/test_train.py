@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 from loop_support import Driver, metrics_of, settings, write_settings
 from typer.testing import CliRunner
 
@@ -28,7 +29,6 @@ from areal_agent.data.chat import ChatFormat
 from areal_agent.models.load import resolve_model
 from areal_agent.registry import load_script
 from areal_agent.rollout.record_reader import Records
-from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
+from areal_agent.workflows.judge import JudgeEndpoint, JudgeReward, RankedWorkflow, RankingJudge
+from areal_agent.workflows.rlvr import RLVRWorkflow
 from workflow_support import demo_chat, says
 
 from areal_agent import Episode, GenerationHyperparameters, Interaction, ModelResponse
@@ -16,8 +18,6 @@ from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.context import use_clients
 from areal_agent.rollout.episode import EpisodeSpec, run_episode
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
-from areal_agent.workflows.judge import JudgeEndpoint, JudgeReward, RankedWorkflow, RankingJudge
-from areal_agent.workflows.rlvr import RLVRWorkflow
 
 ROW: dict[str, Any] = {"messages": [{"role": "user", "content": "How?"}]}
 

@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
+from areal_agent.workflows.answers import last_boxed
+from areal_agent.workflows.maths import is_tame, math_reward, same_answer
 
 from areal_agent import AsyncRewardWrapper
 from areal_agent.errors import DataError
-from areal_agent.workflows.answers import last_boxed
-from areal_agent.workflows.maths import is_tame, math_reward, same_answer
 
 PAIRS = [
     json.loads(line)

@@ -3,10 +3,6 @@
 from typing import Any
 
 import pytest
-from workflow_support import demo_chat
-
-from areal_agent import AsyncRewardWrapper, ModelResponse, inline_reward
-from areal_agent.errors import ConfigError, DataError, RewardError
 from areal_agent.workflows.rewards import (
     Scored,
     Scorer,
@@ -16,6 +12,10 @@ from areal_agent.workflows.rewards import (
     last_number,
     numeric_match,
 )
+from workflow_support import demo_chat
+
+from areal_agent import AsyncRewardWrapper, ModelResponse, inline_reward
+from areal_agent.errors import ConfigError, DataError, RewardError
 
 ROW = {"answer": "7", "level": 2}
 

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 from workflow_support import EXAMPLE, demo_chat, says
 
 from areal_agent import GenerationHyperparameters, inline_reward
@@ -13,7 +14,6 @@ from areal_agent.data.chat import ChatFormat
 from areal_agent.errors import ConfigError, DataError, RewardError
 from areal_agent.registry import load_script
 from areal_agent.trajectory import NO_VERSION
-from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 
 task = load_script(EXAMPLE / "task.py")
 GCONFIG = GenerationHyperparameters(n_samples=8, max_new_tokens=16, max_tokens=64)
