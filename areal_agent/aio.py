@@ -5,6 +5,7 @@ banned by the linter.
 """
 
 import asyncio
+import gc
 import importlib.util
 import socket
 from collections import deque
@@ -204,3 +205,18 @@ class Turns:
     def _call_next(self) -> None:
         if self._queue and not self._queue[0].done():
             self._queue[0].set_result(None)
+
+
+YOUNG_OBJECTS = 10_000
+"""So many new objects start a collection; Python's own 700 make episodes survive several."""
+
+
+def settle_collector() -> None:
+    """Spare a process that has imported what it needs most of the garbage collector's work.
+
+    What is there stays, and is looked at no more. New objects are looked at less often, when most
+    of them are gone already: ``tests/benchmarks/bench_executor.py`` has the difference.
+    """
+    gc.freeze()
+    _, *older = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, *older)

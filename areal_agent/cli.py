@@ -1,7 +1,6 @@
 """What people type: ``areal-agent train | eval | serve``… Each command imports what it needs."""
 
 import asyncio
-import gc
 import os
 import signal
 import sys
@@ -11,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from areal_agent.aio import fast_loop_factory
+from areal_agent.aio import fast_loop_factory, settle_collector
 from areal_agent.errors import ArealAgentError, ConfigError
 
 app = typer.Typer(
@@ -74,7 +73,7 @@ def train(
     from areal_agent.stats.display import make_display
     from areal_agent.trainer.rl import RLTrainer
 
-    gc.freeze()  # what was imported stays: collections need not go through it again and again
+    settle_collector()
     display = make_display(quiet=quiet or json)
     summary = run_until_signal(RLTrainer(loaded, display=display).train())
     if json:
@@ -101,6 +100,7 @@ def evaluate(
     from areal_agent.stats.evaluation import EvaluationDisplay
     from areal_agent.trainer import evaluate as evaluation
 
+    settle_collector()
     display = EvaluationDisplay(quiet=quiet or json)
     summary = run_until_signal(evaluation.evaluate(loaded, display=display))
     if json:

@@ -4,7 +4,6 @@ Started by `backends.process` as ``python -m areal_agent.backends.worker FD``. I
 socket closes, on SIGTERM, and with its parent.
 """
 
-import gc
 import signal
 import socket
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from areal_agent.aio import settle_collector
 from areal_agent.lifeline import watch_parent
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def build_local(spec: Mapping[str, Any]) -> "TrainBackend":
         total_optimizer_steps=spec["total_optimizer_steps"],
         seed=spec["seed"],
     )
-    gc.freeze()  # what was imported stays: collections need not go through it again and again
+    settle_collector()
     return backend
 
 

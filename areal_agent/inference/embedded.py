@@ -1,7 +1,6 @@
 """The embedded inference server as a process: load, bind, publish, serve, end."""
 
 import asyncio
-import gc
 import logging
 import os
 import secrets
@@ -15,7 +14,7 @@ import torch
 from pydantic import Field
 from transformers.utils.logging import disable_progress_bar
 
-from areal_agent.aio import fast_loop_factory
+from areal_agent.aio import fast_loop_factory, settle_collector
 from areal_agent.config.base import ConfigModel
 from areal_agent.config.inference import WeightUpdateMode
 from areal_agent.data.chat import ChatFormat
@@ -106,7 +105,7 @@ def serve(settings: ServeSettings) -> None:
     sock = bind(settings.host, settings.port)
     try:
         loaded = load_model(settings.model, dtype=settings.dtype, device=settings.device)
-        gc.freeze()  # what was imported stays: collections need not go through it again and again
+        settle_collector()
         with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
             runner.run(_serve(settings, loaded, sock, control_key, api_key))
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from areal_agent.aio import fast_loop_factory
+from areal_agent.aio import fast_loop_factory, settle_collector
 from areal_agent.config.inference import RolloutConfig
 from areal_agent.rollout.executor import RolloutExecutor
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--memory", action="store_true", help="resident memory over 5 000 episodes")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line")
     args = parser.parse_args()
+    settle_collector()  # as the command line does
     told: dict[str, Any] = {"episodes": args.n}
     if args.memory:
         after_warm, at_end = run(memory())
