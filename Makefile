@@ -12,7 +12,7 @@ demo: $(VENV)/.run
 	$(BIN)/areal-agent train examples/calculator/config.yaml $(DEMO_ARGS)
 
 test: $(VENV)/.dev check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow -s

@@ -27,6 +27,7 @@ from areal_agent.workflows.tool_agent import ToolAgentWorkflow
 
 from areal_agent import GenerationHyperparameters, ModelRequest, ModelResponse
 from areal_agent.config.experiment import SFTConfig
+from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.config.training import OptimizerConfig
 from areal_agent.data.chat import ChatFormat
 from areal_agent.data.tokenizer import build_word_tokenizer
@@ -113,7 +114,7 @@ async def evaluate(folder: Path, rows: list[dict[str, Any]], **sampling: Any) ->
             InProcess(engine, chat),  # type: ignore[arg-type]
             rows,
             max_concurrent_rollouts=128,
-            episode_timeout_seconds=600.0,
+            limits=LimitsConfig(),
             seed=0,
         )
         return await evaluator.evaluate(workflow)

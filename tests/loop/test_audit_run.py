@@ -10,7 +10,7 @@ import pytest
 from loop_support import settings, write_settings
 from openai import AsyncOpenAI
 
-import areal_agent.trainer.build
+import areal_agent.trainer.servers
 from areal_agent import GenerationHyperparameters, ModelRequest, ModelResponse, open_run
 from areal_agent.config.inference import GatewayConfig
 from areal_agent.errors import CaptureError, FirstStepError
@@ -117,7 +117,7 @@ async def test_a_turn_after_an_update_attends_to_nothing_older(tmp_path: Path, m
 async def test_a_server_that_reports_other_logprobs_ends_the_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(areal_agent.trainer.build, "HttpInferenceEngine", Shifted)
+    monkeypatch.setattr(areal_agent.trainer.servers, "HttpInferenceEngine", Shifted)
     path = settings_file(tmp_path, model, gateway={"audit_fraction": 0.25})
 
     async def train() -> None:
@@ -141,7 +141,7 @@ async def test_a_server_that_reports_other_logprobs_ends_the_run(
 async def test_a_first_step_that_does_not_fit_ends_the_run(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(areal_agent.trainer.build, "HttpInferenceEngine", Shifted)
+    monkeypatch.setattr(areal_agent.trainer.servers, "HttpInferenceEngine", Shifted)
     path = settings_file(
         tmp_path, model, gateway={"audit_fraction": 0.0}, actor={"check_first_step": True}
     )

@@ -8,7 +8,6 @@ import sys
 import textwrap
 
 import httpx
-import pytest
 
 from areal_agent.aio import PerLoop, collect
 from areal_agent.net.clients import HttpClients, connections_for
@@ -52,8 +51,8 @@ async def test_the_runs_client_stands_before_the_loops():
     assert not outside.is_closed
 
 
-@pytest.mark.parametrize("n", [1, 400])
-async def test_more_calls_than_connections_wait_and_none_fails(n):
+async def test_more_calls_than_connections_wait_and_none_fails():
+    n = 130
     answered = 0
 
     open_now, most = 0, 0
@@ -72,7 +71,7 @@ async def test_more_calls_than_connections_wait_and_none_fails(n):
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    async with asyncio.timeout(30), server, HttpClients(max_episodes=n // 8) as clients:
+    async with asyncio.timeout(30), server, HttpClients(max_episodes=9) as clients:
         client = clients.external()
         answers = await collect(client.get(f"http://127.0.0.1:{port}/") for _ in range(n))
         await clients.external().aclose()
@@ -80,7 +79,7 @@ async def test_more_calls_than_connections_wait_and_none_fails(n):
             await asyncio.sleep(0.001)
     assert {answer.status_code for answer in answers} == {200}
     assert answered == n
-    assert most <= min(n, connections_for(n // 8))
+    assert most <= connections_for(9) < n
 
 
 def test_the_pool_grows_with_the_episodes():
