@@ -66,7 +66,11 @@ def train(
         bool, typer.Option("--json", help="Print summary.json as the last line, nothing else.")
     ] = False,
 ) -> None:
-    """Train a policy by reinforcement learning."""
+    """Train a policy by reinforcement learning.
+
+    Exit code 1: a part of the run failed. 2: the settings are wrong. 3: no batch could be formed.
+    4: the run made no progress, see `areal-agent stall`.
+    """
     from areal_agent.config.load import load_config
 
     loaded = load_config(config, overrides or [])
@@ -91,8 +95,8 @@ def evaluate(
 ) -> None:
     """Evaluate on held-out problems: the model of the settings, or an endpoint.
 
-    With inference.type=openai, agents talk to the endpoint at inference.base_url. Exit code 1: no
-    episode could be scored, or the endpoint cannot be reached.
+    With inference.type=openai, agents talk to the endpoint at inference.base_url. Exit code 1: it
+    cannot be reached. 3: no episode could be scored. 4: no progress was made.
     """
     from areal_agent.config.load import load_config
 
@@ -263,6 +267,27 @@ def replay(
             typer.echo(line)
     if any(done.verdict == "differs" for done in results):
         raise SystemExit(1)
+
+
+@app.command()
+def stall(
+    run: RunPath,
+    json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Ask a running job what it waits for: episodes, servers, trainer, and the lines of their code.
+
+    Works while its event loop is blocked. Of a run that is not running, prints the last report that
+    it wrote, if it did. Exit code 1: the run is not running, or does not answer.
+    """
+    from areal_agent.rollout.stall_socket import ask
+
+    answer = ask(run)
+    if answer.report is not None:
+        report = answer.report
+        typer.echo(report.to_json() if json else "\n".join(report.lines()))
+    if answer.not_running:
+        last = "it left no report" if answer.report is None else "this is the last it reported"
+        raise ArealAgentError(f"{answer.not_running}; {last}")
 
 
 def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:

@@ -21,10 +21,13 @@
     │   └── RewardCrashError                  its function ended the process that it ran in
     ├── SessionTimeout (TimeoutError)         an agent from elsewhere did not come, or went silent
     ├── RolloutError (RuntimeError)           no batch can be formed
+    ├── StallError (RuntimeError)             the run made no progress for too long
     ├── TrainError (RuntimeError)             the trainer cannot go on
     │   ├── FirstStepError                    the trainer does not see what the servers sampled
     │   └── NonFiniteError                    too many non-finite gradients, or non-finite weights
     └── LaunchError (RuntimeError)            a process of ours did not start, or died
+
+The command line exits with an error's `exit_code`.
 
 A message says what was expected, what was got (``repr``), and what to do. Errors stay picklable:
 extra facts are attributes set after construction by keyword, with defaults.
@@ -123,6 +126,19 @@ class SessionTimeout(ArealAgentError, TimeoutError):
 
 class RolloutError(ArealAgentError, RuntimeError):
     """No batch can be formed from what the episodes give."""
+
+    exit_code = 3
+
+
+class StallError(ArealAgentError, RuntimeError):
+    """The run made no progress for too long; who was waited for is in the report."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+        """The report."""
 
 
 class TrainError(ArealAgentError, RuntimeError):

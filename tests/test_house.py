@@ -47,7 +47,9 @@ def test_importing_the_package_costs_no_torch() -> None:
     assert out == "False"
 
 
-@pytest.mark.parametrize("command", ["", "train", "eval", "serve", "config", "episodes", "replay"])
+@pytest.mark.parametrize(
+    "command", ["", "train", "eval", "serve", "config", "episodes", "replay", "stall"]
+)
 def test_help_costs_no_torch(command: str) -> None:
     out = run_python(
         "import sys\n"

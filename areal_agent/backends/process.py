@@ -4,6 +4,7 @@ import asyncio
 import logging
 import socket
 import sys
+import time
 from asyncio import StreamWriter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -19,7 +20,7 @@ from areal_agent.backends.base import LossSpec, StepResult
 from areal_agent.backends.frames import Frame, FrameReader, encode, pack_batch
 from areal_agent.children import ChildProcess
 from areal_agent.config.training import TrainEngineConfig
-from areal_agent.errors import ArealAgentError, LaunchError, TrainError
+from areal_agent.errors import ArealAgentError, LaunchError, StallError, TrainError
 from areal_agent.trajectory import RolloutBatch, TrainBatch
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class ProcessBackend:
             "seed": seed,
         }
         self._threads = config.threads
+        self._call_seconds = config.call_timeout_seconds
         self._log = log
         self._startup_seconds = startup_timeout_seconds
         self._command = list(command)
@@ -76,6 +78,7 @@ class ProcessBackend:
         self._child: ChildProcess | None = None
         self._reader: FrameReader | None = None
         self._writer: StreamWriter | None = None
+        self._asked: dict[int, tuple[str, float]] = {}
         self.busy_spans: list[tuple[float, float]] = []
         """Start and end of each `logprobs` and `step`, in the worker, as ``time.time()``."""
 
@@ -101,7 +104,7 @@ class ProcessBackend:
             self._reader = FrameReader(reader)
             try:
                 async with asyncio.timeout(self._startup_seconds):
-                    await self._call(self._spec)
+                    _refuse_error(await self._exchange(self._spec, {}))
             except TimeoutError:
                 raise TrainError(
                     f"the trainer's worker did not load {self._spec['model']} within "
@@ -161,6 +164,17 @@ class ProcessBackend:
         """See `TrainBackend.load`."""
         await self._call({"method": "load", "folder": _absolute(folder)})
 
+    def describe(self) -> list[str]:
+        """Say what the worker was asked and has not answered yet."""
+        child, now = self._child, time.monotonic()
+        if child is None:
+            return ["the worker has not been started"]
+        code = child.returncode
+        state = "runs" if code is None else f"ended with exit code {code}"
+        asked = [f"`{name}` asked {now - at:.0f} s ago" for name, at in self._asked.values()]
+        doing = "; ".join(asked) or "has nothing to do"
+        return [f"process {child.pid} {state}: {doing} (log: {child.log})"]
+
     async def _call(
         self,
         header: Mapping[str, Any],
@@ -168,28 +182,56 @@ class ProcessBackend:
         *,
         busy: bool = False,
     ) -> Frame:
-        """Send one request and wait for its answer."""
+        """Send one request and wait for its answer.
+
+        Raises:
+            StallError: the worker has not taken, or not answered, it for too long.
+        """
+        name = str(header["method"])
+        key = id(header)
+        self._asked[key] = (name, time.monotonic())
+        try:
+            answer = await self._exchange(header, tensors or {}, self._call_seconds)
+        except TimeoutError:
+            child = self._entered()
+            raise StallError(
+                f"{child.name} (process {child.pid}) has not answered `{name}` within "
+                f"{self._call_seconds:g} s (actor.call_timeout_seconds); {child.describe_log()}"
+            ) from None
+        finally:
+            del self._asked[key]
+        if busy:
+            start, end = answer.header["span"]
+            self.busy_spans.append((start, end))
+        _refuse_error(answer)
+        return answer
+
+    async def _exchange(
+        self,
+        header: Mapping[str, Any],
+        tensors: Mapping[str, Tensor],
+        seconds: float | None = None,
+    ) -> Frame:
+        """Send a frame, and read the one that answers it, each within so many seconds."""
         child = self._entered()
         if self._reader is None or self._writer is None:
             raise TrainError("the trainer's worker is not connected: use it with `async with`")
         try:
             async with self._sending:
                 call_id, self._next_id = self._next_id, self._next_id + 1
-                data = await self._encoded(Frame({"id": call_id, **header}, tensors or {}))
+                data = await self._encoded(Frame({"id": call_id, **header}, tensors))
                 place = self._answers.come()
                 self._writer.write(data)
-                await self._writer.drain()
-            async with self._answers.turn(place):
+                async with asyncio.timeout(seconds):
+                    await self._writer.drain()
+            async with self._answers.turn(place), asyncio.timeout(seconds):
                 answer = await self._reader.read()
                 while answer.header["id"] != call_id:  # of a call that was cancelled
                     answer = await self._reader.read()
+        except TimeoutError:
+            raise
         except (OSError, EOFError) as error:
             raise TrainError(await _describe_death(child)) from error
-        if busy:
-            start, end = answer.header["span"]
-            self.busy_spans.append((start, end))
-        if "error" in answer.header:
-            raise _revive(answer.header["error"])
         return answer
 
     @staticmethod
@@ -217,6 +259,11 @@ async def _describe_death(child: ChildProcess) -> str:
     except TimeoutError:
         pass
     return f"{child.name} closed its connection; {child.describe_end()}"
+
+
+def _refuse_error(answer: Frame) -> None:
+    if "error" in answer.header:
+        raise _revive(answer.header["error"])
 
 
 def _revive(error: Mapping[str, str]) -> ArealAgentError:

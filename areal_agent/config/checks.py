@@ -1,6 +1,7 @@
 """What cannot be right about settings that are each right on their own."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -40,6 +41,7 @@ def check_experiment(config: "ExperimentConfig") -> None:
         *_evaluation(config),
         *_backends(config),
         *_server(config),
+        *_supervisor(config),
         *_gateway(config),
         *_inference(config),
     )
@@ -143,6 +145,19 @@ def _server(config: "ExperimentConfig") -> Iterator[Problem]:
             f"{servers} servers count up from port {server.port} to {server.port + servers - 1}, "
             "but the last port is 65535: lower it, or set 0 to let the system choose",
         )
+
+
+def _supervisor(config: "ExperimentConfig") -> Iterator[Problem]:
+    supervisor = config.rollout.supervisor
+    order = ("report_seconds", "cancel_seconds", "end_seconds")
+    for earlier, later in pairwise(order):
+        first, then = getattr(supervisor, earlier), getattr(supervisor, later)
+        if first > then:
+            yield (
+                ("rollout", "supervisor", later),
+                f"{later} is {then:g}, before {earlier} = {first:g}: what stalls is reported, then "
+                "episodes are cancelled, then the run ends; raise it, or lower the other",
+            )
 
 
 def _gateway(config: "ExperimentConfig") -> Iterator[Problem]:

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from areal_agent.config.base import ConfigModel
 from areal_agent.config.reward import RewardConfig
 from areal_agent.config.rollout_limits import GroupConfig, LimitsConfig
+from areal_agent.config.supervisor import SupervisorConfig
 
 WeightUpdateMode = Literal["keep", "recompute", "abort"]
 
@@ -49,6 +50,9 @@ class ServerConfig(ConfigModel):
 
     silence_timeout_seconds: float = Field(default=60.0, gt=0)
     """A server that answers no health check for so long hangs, and is killed."""
+
+    update_timeout_seconds: float = Field(default=300.0, gt=0)
+    """How long a server may take to load new weights."""
 
 
 class InferenceConfig(ConfigModel):
@@ -113,6 +117,9 @@ class RolloutConfig(ConfigModel):
 
     reward: RewardConfig = RewardConfig()
     """How reward functions run."""
+
+    supervisor: SupervisorConfig = SupervisorConfig()
+    """What happens when a run makes no progress."""
 
     server: ServerConfig = ServerConfig()
     """The embedded inference server."""

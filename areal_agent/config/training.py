@@ -62,6 +62,10 @@ class TrainEngineConfig(ConfigModel):
     max_tokens_per_mb: int = Field(default=8192, ge=1)
     """Padded tokens in one forward pass. Does not change the gradient."""
 
+    call_timeout_seconds: float = Field(default=1800.0, gt=0)
+    """How long the worker may take for one call: an optimiser step, logprobs of a batch, an export.
+    One that takes longer hangs, and the run ends."""
+
     max_nonfinite_steps: int = Field(default=5, ge=1)
     """So many steps in a row with a non-finite gradient end the run."""
 

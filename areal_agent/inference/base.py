@@ -20,6 +20,8 @@ class ServerLoad:
     """Requests that wait for a slot."""
     slots: int
     """Requests that can be decoded together."""
+    tokens: int = 0
+    """Tokens that were sampled so far."""
 
     @property
     def backlog(self) -> int:

@@ -116,6 +116,7 @@ class ControlPlane:
             running=sum(int(counts["running"]) for counts in found),
             waiting=sum(int(counts["waiting"]) for counts in found),
             slots=sum(int(counts["slots"]) for counts in found),
+            tokens=sum(int(counts.get("generated_tokens", 0)) for counts in found),
         )
 
     async def update_weights(

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from areal_agent.aio import collect
 from areal_agent.errors import InferenceError, ServerError
@@ -43,6 +45,7 @@ class Fleet:
         self._current = current
         self._is_paused = is_paused
         self._silent_since: dict[Replica, float] = {}
+        self._heard: dict[Replica, tuple[float, dict[str, Any]]] = {}
         self._gone: set[Replica] = set()
         self.restarts = 0
         """Replicas that came back, so far."""
@@ -60,6 +63,24 @@ class Fleet:
             return ""
         n = len(self._pool.replicas)
         return f"an inference server to come back: none of {n} is up"
+
+    def describe(self) -> list[str]:
+        """Say of each replica how it is, as far as is known."""
+        version = self._current()[1]
+        return [f"version {version} is served", *map(self._described, self._pool.replicas)]
+
+    def _described(self, replica: Replica) -> str:
+        state = "up" if replica.down is None else f"down: {replica.down}"
+        if replica in self._gone:
+            state = f"its process has ended: {replica.down}"
+        at, health = self._heard.get(replica, (0.0, {}))
+        heard = (
+            f"answered {time.monotonic() - at:.0f} s ago: {health.get('status')}, "
+            f"version {health.get('version')}"
+            if health
+            else "was not asked how it is"
+        )
+        return f"{replica.url}: {state}; {replica.running} requests run there; {heard}"
 
     def expect_back(self) -> None:
         """From now on somebody brings back what goes down: calls wait for it."""
@@ -110,6 +131,7 @@ class Fleet:
         try:
             health = await self._control.health(replica)
             self._silent_since.pop(replica, None)
+            self._heard[replica] = (time.monotonic(), health)
             if replica.down is not None or health.get("version") != self._current()[1]:
                 await self._bring_up(replica)
         except ServerError as error:

@@ -107,6 +107,14 @@ class AgentPool:
             await self._load(process, self._n_checked)
         self._n_checked = len(self._agents)
 
+    def describe(self) -> list[str]:
+        """Say how many processes there are, and how many episodes wait for one."""
+        there = self._config.n - len(self._free)
+        return [
+            f"{there} of at most {self._config.n} processes, {self._idle.qsize()} of them idle; "
+            f"{self._waiting} episodes wait for one"
+        ]
+
     @asynccontextmanager
     async def lend(self) -> AsyncGenerator[AgentProcess]:
         """Wait for a process, and keep it in the body; left busy, it is killed."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 import tempfile
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -62,6 +63,7 @@ class RewardPool:
         self._idle: list[RewardProcess] = []
         self._free = list(range(self.n_workers))
         """Numbers that no worker has: they name its log, which is gone on with."""
+        self._lent: dict[RewardProcess, tuple[str, int, str, float]] = {}
         self._stack: AsyncExitStack | None = None
 
     async def __aenter__(self) -> Self:
@@ -101,6 +103,15 @@ class RewardPool:
                 "to a file of its own"
             )
 
+    def describe(self) -> list[str]:
+        """Say what the workers do."""
+        now = time.monotonic()
+        lines = [
+            f"{name} (process {pid}): {what}, for {now - since:.0f} s"
+            for name, pid, what, since in list(self._lent.values())
+        ]
+        return [f"{len(lines)} of at most {self.n_workers} workers are in use", *lines]
+
     def take_metrics(self) -> dict[str, float]:
         """Return what happened since the last call, for the log; seconds are means of a call."""
         new = {name: self.counts[name] - self._taken[name] for name in _METRICS}
@@ -128,11 +139,13 @@ class RewardPool:
         """
         async with self._slots:
             worker = await self._take(function, fresh=fresh)
+            self._lent[worker] = (worker.name, worker.pid, function.name, time.monotonic())
             try:
                 if not worker.has(function):
                     await self._load(worker, function, call)
                 yield worker
             finally:
+                del self._lent[worker]
                 if worker.is_ready and self._stack is not None:
                     self._idle.append(worker)
                 else:

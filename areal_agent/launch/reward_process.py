@@ -74,6 +74,11 @@ class RewardProcess:
         raise AssertionError  # the stack swallows nothing
 
     @property
+    def name(self) -> str:
+        """What messages call it."""
+        return self._child.name
+
+    @property
     def pid(self) -> int:
         """Its process id, and that of its process group."""
         return self._child.pid

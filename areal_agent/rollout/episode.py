@@ -88,6 +88,8 @@ class EpisodeRun:
     """Tokens that were sampled, trained on or not."""
     attempt: int = 0
     """How often it was run before and failed."""
+    is_given_up: bool = False
+    """It is not to be run again, whatever its outcome."""
 
 
 async def run_episode(
@@ -156,7 +158,7 @@ async def run_episode(
     try:
         ending = _ending(judge, result, error, used, recorder, live)
         tape.rows = ending.rows
-        run = _record(spec, recorder, ending, clock.seconds, tape)
+        run = _record(spec, recorder, ending, clock.seconds, tape, live)
         if on_end is not None:
             on_end(run)
         if is_cancelled:
@@ -198,7 +200,12 @@ def _ending(
 
 
 def _record(
-    spec: EpisodeSpec, recorder: EpisodeEngine, ending: Ending, seconds: float, tape: Tape
+    spec: EpisodeSpec,
+    recorder: EpisodeEngine,
+    ending: Ending,
+    seconds: float,
+    tape: Tape,
+    live: LiveEpisode,
 ) -> EpisodeRun:
     calls = recorder.interactions
     versions = [v for call in calls for v in call.response.output_versions]
@@ -217,7 +224,7 @@ def _record(
         tape=tape,
         limit=ending.limit,
     )
-    return EpisodeRun(episode, rows, len(versions), spec.attempt)
+    return EpisodeRun(episode, rows, len(versions), spec.attempt, live.is_given_up)
 
 
 def _mean_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:

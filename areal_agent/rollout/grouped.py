@@ -189,7 +189,7 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
                 vocab_size=self._vocab_size,
                 on_end=on_end,
             )
-            if run.episode.outcome not in INFRASTRUCTURE_OUTCOMES:
+            if run.is_given_up or run.episode.outcome not in INFRASTRUCTURE_OUTCOMES:
                 return
             spec = first.retried(attempt)
 

@@ -27,8 +27,9 @@ class EpisodeLimits:
         """The first limit that was hit."""
         self.capture: Capture | None = None
         """How to keep what there is; None: from the calls that the engine saw."""
+        self.output_tokens = 0
+        """Sampled so far."""
         self._turns = 0
-        self._output_tokens = 0
         self._asked_tools = 0
         self._run_tools = 0
 
@@ -50,7 +51,7 @@ class EpisodeLimits:
         if config.turns is not None and self._turns >= config.turns:
             raise self._reached("turns", "call the model again")
         if config.output_tokens is not None:
-            most = min(most, config.output_tokens - self._output_tokens)
+            most = min(most, config.output_tokens - self.output_tokens)
             if most <= 0:
                 raise self._reached("output_tokens", "sample more tokens")
         self._turns += 1
@@ -60,7 +61,7 @@ class EpisodeLimits:
         self, asked: GenerationHyperparameters, most: int, response: ModelResponse
     ) -> None:
         """Count what a call sampled that might sample `most`."""
-        self._output_tokens += len(response.output_tokens)
+        self.output_tokens += len(response.output_tokens)
         was_cut = len(response.output_tokens) >= most and response.stop_reason == "length"
         if most < asked.max_new_tokens and was_cut:
             self._hit("output_tokens")

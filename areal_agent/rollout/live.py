@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -41,11 +41,21 @@ class LiveEpisode:
     clock: "EpisodeClock | None" = None
     why_stopped: str = ""
     """Why it has to end with the outcome ``cancelled``."""
+    is_given_up: bool = False
+    """It is not to be run again."""
+    waits_outside: bool = False
+    """It waits for somebody who need not hurry, with a deadline of that wait's own."""
+    among: "LiveEpisodes | None" = None
+    """Where it is listed."""
 
-    def stop(self, why: str) -> None:
-        """End it as ``cancelled``; it may then be run again, within the budget of retries."""
+    def stop(self, why: str, *, give_up: bool = False) -> None:
+        """End it as ``cancelled``; it may then be run again, within the budget of retries.
+
+        With `give_up` it is not.
+        """
         if self.task is not None and not self.why_stopped:
             self.why_stopped = why
+            self.is_given_up = give_up
             self.task.cancel()
 
     @property
@@ -57,6 +67,8 @@ class LiveEpisode:
     def end(self) -> bool:
         """It has ended; returns whether its task was cancelled by somebody else."""
         task, self.task = self.task, None
+        if self.among is not None:
+            self.among.ended(self)
         if task is None:
             return False
         if self.why_stopped:
@@ -72,7 +84,48 @@ class LiveEpisode:
         self.since = time.monotonic()
 
 
+class LiveEpisodes:
+    """The episodes of a run that have begun and not ended, of training and of evaluation."""
+
+    def __init__(self) -> None:
+        self._running: set[LiveEpisode] = set()
+        self.n_ended = 0
+        """Episodes that have ended by themselves; those that were stopped are not counted."""
+
+    def add(self, episode: LiveEpisode) -> None:
+        """It begins."""
+        episode.among = self
+        self._running.add(episode)
+
+    def ended(self, episode: LiveEpisode) -> None:
+        """It has ended."""
+        self._running.discard(episode)
+        self.n_ended += not episode.why_stopped
+
+    def oldest_first(self) -> list[LiveEpisode]:
+        """Return those that run, in the order in which they last gave a sign of life."""
+        return sorted(self._running, key=lambda episode: episode.since)
+
+    def run_by(self, task: "asyncio.Task[Any] | None") -> LiveEpisode | None:
+        """Return the episode that a task runs, if it runs one."""
+        if task is None:
+            return None
+        return next((one for one in self.oldest_first() if one.task is task), None)
+
+
 _current: ContextVar[LiveEpisode | None] = ContextVar("areal_agent.live", default=None)
+_listed: ContextVar[LiveEpisodes | None] = ContextVar("areal_agent.live_episodes", default=None)
+
+
+@contextmanager
+def list_episodes(episodes: LiveEpisodes) -> Generator[None]:
+    """List the episodes that begin in the body's context."""
+    token = _listed.set(episodes)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # left in another context than it was entered in
+            _listed.reset(token)
 
 
 def enter_episode(episode: LiveEpisode) -> None:
@@ -82,6 +135,9 @@ def enter_episode(episode: LiveEpisode) -> None:
     dear, and to set one for each thing is that several times over.
     """
     _current.set(episode)
+    listed = _listed.get()
+    if listed is not None:
+        listed.add(episode)
 
 
 def current_episode() -> LiveEpisode | None:
@@ -90,15 +146,20 @@ def current_episode() -> LiveEpisode | None:
 
 
 @contextmanager
-def doing(what: str) -> Generator[None]:
-    """Note that the running episode, if there is one, waits for `what` while the body runs."""
+def doing(what: str, *, outside: bool = False) -> Generator[None]:
+    """Note that the running episode, if there is one, waits for `what` while the body runs.
+
+    With `outside`, for somebody who need not hurry: that it takes long is no sign of a fault.
+    """
     episode = _current.get()
     if episode is None:
         yield
         return
-    before = episode.doing
+    before, patient = episode.doing, episode.waits_outside
     episode.begins(what)
+    episode.waits_outside = outside
     try:
         yield
     finally:
         episode.begins(before)
+        episode.waits_outside = patient

@@ -13,6 +13,7 @@ from areal_agent.rollout import context
 from areal_agent.rollout.clock import uncounted
 from areal_agent.rollout.export import session_rows
 from areal_agent.rollout.limits import current_limits
+from areal_agent.rollout.live import doing
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trajectory import Trajectory
 from areal_agent.types import GenerationHyperparameters
@@ -73,7 +74,7 @@ class OnlineWorkflow(RolloutWorkflow):
                 on_tool_calls=limits.asked_for_tools,
             ) as session:
                 limits.capture = partial(self._captured, session)
-                with uncounted():
+                with uncounted(), doing("an agent from elsewhere", outside=True):
                     await self._gateway.desk.until_taken(
                         offer, session, seconds=self._config.agents_timeout_seconds
                     )

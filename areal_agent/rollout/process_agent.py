@@ -6,6 +6,7 @@ from typing import Any
 from areal_agent.launch.agent_pool import AgentPool
 from areal_agent.launch.agent_process import AgentSpec
 from areal_agent.rollout.clock import uncounted
+from areal_agent.rollout.live import doing
 
 
 class ProcessAgent:
@@ -22,6 +23,7 @@ class ProcessAgent:
     async def run(self, data: dict[str, Any], base_url: str, api_key: str) -> Any:
         """See `Agent`."""
         async with AsyncExitStack() as stack:
-            with uncounted():
+            with uncounted(), doing("a process for its agent"):
                 process = await stack.enter_async_context(self._pool.lend())
-            return await process.run(self._agent, data, base_url=base_url, api_key=api_key)
+            with doing(f"its agent in process {process.pid}"):
+                return await process.run(self._agent, data, base_url=base_url, api_key=api_key)

@@ -1,5 +1,6 @@
 """What a run waits for while no batch is ready, in words."""
 
+from areal_agent.rollout.batch import RolloutStats
 from areal_agent.rollout.gate import Gate
 from areal_agent.rollout.workflow import RolloutWorkflow
 
@@ -28,3 +29,14 @@ def waits_for(gate: Gate, workflow: RolloutWorkflow, *, missing: int, has_prompt
     if gate.groups_ahead <= 0:
         return f"weights newer than version {gate.version}"
     return "prompts"
+
+
+def told(stats: RolloutStats) -> list[str]:
+    """Say how the rollouts are, for a report."""
+    return [
+        f"waiting for {stats.waiting_for}",
+        f"{stats.running_episodes} episodes of {stats.running} groups run, at most {stats.limit} "
+        f"episodes; {stats.buffered} groups wait for the trainer",
+        f"{stats.episodes} episodes have ended; {stats.consumed} groups were trained on, "
+        f"{stats.dropped} dropped, {stats.swept} too old; version {stats.version}",
+    ]

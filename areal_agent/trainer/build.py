@@ -26,6 +26,7 @@ from areal_agent.trainer.parts import Parts, prepare
 from areal_agent.trainer.pinned import pin_paths
 from areal_agent.trainer.run import Run
 from areal_agent.trainer.servers import ServerKeys, keep_servers, launch_servers, make_engine
+from areal_agent.trainer.supervised import supervised
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         ConfigError: the settings are wrong; nothing was started.
         CaptureError: the audit found that the servers report other logprobs than they have.
         LaunchError: a server did not start, or none was left while the run went on.
+        StallError: the run made no progress for too long.
         TrainError: the trainer did not start, or ended by itself.
     """
     parts = prepare(as_loaded(settings))
@@ -81,6 +83,15 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         await stack.enter_async_context(_deaths_first())
         parts.gateway.desk.key_file = folder.admin_key
         await stack.enter_async_context(parts.gateway)
+        described = {
+            "inference servers": engine.fleet.describe,
+            "trainer": backend.describe,
+            "reward workers": rewards.describe,
+            "agent workers": parts.agents.describe,
+        }
+        supervision = await stack.enter_async_context(
+            supervised(parts.config.rollout.supervisor, folder, engine=engine, parts=described)
+        )
         audit = await stack.enter_async_context(_audit(parts, folder, engine))
         inner = await stack.enter_async_context(AsyncExitStack())
         run = Run(
@@ -91,6 +102,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
             recorder=recorder,
             audit=audit,
             rewards=rewards,
+            supervision=supervision,
             stack=inner,
         )
         yield run

@@ -19,6 +19,7 @@ from areal_agent.launch.reward_pool import RewardPool
 from areal_agent.net.clients import HttpClients
 from areal_agent.rollout.adapters import Agent
 from areal_agent.rollout.context import use_clients
+from areal_agent.rollout.deadlines import Waits
 from areal_agent.rollout.endpoint import EndpointWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.rollout.reward_workers import use_rewards
@@ -40,6 +41,7 @@ from areal_agent.trainer.parts import (
     process_agent,
 )
 from areal_agent.trainer.pinned import pin_paths
+from areal_agent.trainer.supervised import supervised
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ async def evaluate(
     Raises:
         ConfigError: the settings are wrong; nothing was started.
         RolloutError: no episode could be scored.
+        StallError: it made no progress for too long.
     """
     loaded = as_loaded(settings)
     what = loaded.config.workflow if workflow is None else workflow
@@ -117,16 +120,18 @@ class _Evaluation:
     workflow: RolloutWorkflow
     recorder: EpisodeRecorder
     model: str
+    waits: Waits
 
     async def run(self, display: EvaluationDisplay) -> EvalSummary:
         """Run, record and sum up."""
         n_problems = self.config.evaluator.n_problems_final
-        result = await self.evaluator.evaluate(
-            self.workflow,
-            n_problems=n_problems,
-            progress=display.progress,
-            on_episode=lambda episode: self.recorder.record(episode, split="eval", step=0),
-        )
+        async with self.waits.until("evaluation", "held-out problems"):
+            result = await self.evaluator.evaluate(
+                self.workflow,
+                n_problems=n_problems,
+                progress=display.progress,
+                on_episode=lambda episode: self.recorder.record(episode, split="eval", step=0),
+            )
         summary = self._summary(result)
         if result.n_scored == 0:
             raise RolloutError(_nothing_scored(result, self.folder))
@@ -166,15 +171,23 @@ async def _on_own_servers(
     workflow = parts.workflow(what, parts.config.eval_gconfig)
     folder = _folder(loaded)
     async with AsyncExitStack() as stack:
-        clients, _ = await lend_to_episodes(stack, parts.config, folder.logs)
+        clients, rewards = await lend_to_episodes(stack, parts.config, folder.logs)
         engine = await open_engine(stack, parts, folder, clients)
         recorder = await stack.enter_async_context(
             EpisodeRecorder(folder.episodes, parts.chat.decode)
         )
         await stack.enter_async_context(parts.agents.running(folder.logs))
         await stack.enter_async_context(parts.gateway)
-        evaluator = Evaluator.of(engine, parts.eval_rows, parts.config)
-        yield _Evaluation(parts.config, folder, evaluator, workflow, recorder, parts.config.model)
+        described = {
+            "inference servers": engine.fleet.describe,
+            "reward workers": rewards.describe,
+            "agent workers": parts.agents.describe,
+        }
+        config = parts.config
+        watched = supervised(config.rollout.supervisor, folder, engine=engine, parts=described)
+        waits = (await stack.enter_async_context(watched)).waits
+        evaluator = Evaluator.of(engine, parts.eval_rows, config)
+        yield _Evaluation(config, folder, evaluator, workflow, recorder, config.model, waits)
 
 
 @asynccontextmanager
@@ -200,8 +213,11 @@ async def _at_endpoint(
         stack.enter_context(use_rewards(await stack.enter_async_context(rewards)))
         await stack.enter_async_context(pool.running(folder.logs))
         recorder = await stack.enter_async_context(EpisodeRecorder(folder.episodes, _no_text))
+        described = {"reward workers": rewards.describe, "agent workers": pool.describe}
+        watched = supervised(config.rollout.supervisor, folder, parts=described)
+        waits = (await stack.enter_async_context(watched)).waits
         evaluator = Evaluator.of(AbsentEngine(), rows, config)
-        yield _Evaluation(config, folder, evaluator, workflow, recorder, endpoint.model)
+        yield _Evaluation(config, folder, evaluator, workflow, recorder, endpoint.model, waits)
 
 
 def _agent(what: object, loaded: LoadedConfig[ExperimentConfig], pool: AgentPool) -> Agent:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from areal_agent.config.experiment import ExperimentConfig
 from areal_agent.errors import ConfigError
+from areal_agent.rollout.stall_socket import REPORT_FILE
 
 MARKER = ".areal-agent-run"
 """A file in each run folder; nothing without it is ever deleted."""
@@ -42,6 +43,11 @@ class RunFolder:
     def first_step(self) -> Path:
         """What the check of the first step found to differ; there if it did."""
         return self.root / "first_step.json"
+
+    @property
+    def stall(self) -> Path:
+        """What the run waited for when it last made no progress; there if it did."""
+        return self.root / REPORT_FILE
 
     @property
     def summary(self) -> Path:

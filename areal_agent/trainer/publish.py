@@ -12,12 +12,16 @@ from areal_agent.aio import task_group
 from areal_agent.backends.base import BackendHandle
 from areal_agent.errors import WeightUpdateError
 from areal_agent.inference.base import InferenceEngine
+from areal_agent.rollout.deadlines import Waits
 from areal_agent.trajectory import RolloutBatch
 
 KEPT_VERSIONS = 2
 """Published folders that stay on disk: the one served, and the one to fall back to."""
 PROBE_ROWS = 2
 """The shortest ones of the batch."""
+_MARGIN = 4
+"""A server that does not load in time is named by the engine, which may also have to go back to the
+weights before: the publication as a whole may take so many times as long."""
 
 
 class WeightPublisher:
@@ -34,13 +38,28 @@ class WeightPublisher:
         folder: Path,
         *,
         max_probe_difference: float,
-        timeout_seconds: float = 120.0,
+        waits: Waits | None = None,
+        export_seconds: float = 3600.0,
+        load_seconds: float = 300.0,
     ) -> None:
+        """Wire things up.
+
+        Args:
+            backend: has the weights.
+            engine: is to serve them.
+            folder: where they lie in between.
+            max_probe_difference: between the logprobs of both.
+            waits: what the run waits for.
+            export_seconds: what the trainer may take to write them.
+            load_seconds: what a server may take to load them.
+        """
         self.backend = backend
         self.engine = engine
         self.folder = folder
         self.max_probe_difference = max_probe_difference
-        self.timeout_seconds = timeout_seconds
+        self._waits = waits or Waits()
+        self._export_seconds = export_seconds
+        self._load_seconds = load_seconds
 
     async def publish(self, version: int, batch: RolloutBatch) -> dict[str, float]:
         """Serve the trainer's weights as `version`; returns metrics.
@@ -49,27 +68,31 @@ class WeightPublisher:
             NonFiniteError: a weight is not finite; nothing was written or sent.
             WeightUpdateError: a server could not load them (all serve the old version), or what it
                 serves is not what the trainer has.
+            StallError: it took far too long.
         """
         started = time.perf_counter()
         rows = batch.rows(torch.argsort(batch.attention_mask.sum(1))[:PROBE_ROWS])
         # Weights are compared, not sampling: one temperature for all.
         plain = replace(rows, temperatures=torch.ones_like(rows.temperatures))
         target = self.folder / f"v{version:06d}"
-        try:
-            async with asyncio.timeout(self.timeout_seconds):
-                await self.backend.export(target)
-                exported = time.perf_counter()
-                # The servers load while the trainer makes what they will be compared with.
-                async with task_group() as group:
-                    group.create_task(self.engine.update_weights(target, version))
-                    expected = group.create_task(self.backend.logprobs(plain))
-                    group.create_task(asyncio.to_thread(self._forget_older_than, version))
-        except TimeoutError as error:
-            raise WeightUpdateError(
-                f"publishing version {version} took longer than {self.timeout_seconds:.0f} s"
-            ) from error
+        name = f"an export of version {version}"
+        async with self._waits.until("the trainer", name, self._export_seconds):
+            await self.backend.export(target)
+        exported = time.perf_counter()
+        loading = self._waits.until(
+            "the inference servers",
+            f"loading version {version}",
+            _MARGIN * self._load_seconds,
+            setting="rollout.server.update_timeout_seconds",
+        )
+        async with loading, task_group() as group:
+            # The servers load while the trainer makes what they will be compared with.
+            group.create_task(self.engine.update_weights(target, version))
+            expected = group.create_task(self.backend.logprobs(plain))
+            group.create_task(asyncio.to_thread(self._forget_older_than, version))
         loaded = time.perf_counter()
-        difference = await self._probe(version, rows, expected.result())
+        async with self._waits.until("the inference servers", f"a probe of version {version}"):
+            difference = await self._probe(version, rows, expected.result())
         return {
             "publish/version": version,
             "publish/probe_abs_max": difference,

@@ -130,7 +130,7 @@ class _Session:
                 metrics = await run.update(batch)
                 ended = self.progress.end_step(metrics)
                 if noting is not None:
-                    await noting
+                    await self._noted(noting)
                 epoch_ended = run.step % run.steps_per_epoch == 0
                 last = run.step == run.total_steps
                 await self.saver.save(run.step, epoch_ended=epoch_ended, last=last)
@@ -138,8 +138,13 @@ class _Session:
                 # Without an evaluation the next update starts at once, beside these notes.
                 noting = notes.create_task(self._note(log, ended, evaluate=due))
                 if due:
-                    await noting
+                    await self._noted(noting)
                 self._doing = ""
+
+    async def _noted(self, noting: asyncio.Task[None]) -> None:
+        """Wait until the notes of a step are made."""
+        async with self.run.waits.until("the log", f"notes of step {self.run.step}"):
+            await noting
 
     async def _note(self, log: StatsLogger, ended: EndedStep, *, evaluate: bool) -> None:
         """Measure, evaluate, log and show a step that has ended."""
@@ -174,12 +179,13 @@ class _Session:
 
         progress(0, len(self.run.parts.eval_rows[:n_problems]))
         started = time.time()
-        result = await self.evaluator.evaluate(
-            workflow,
-            n_problems=n_problems,
-            progress=progress,
-            on_episode=lambda episode: self.run.record(episode, split=f"eval {when}"),
-        )
+        async with self.run.waits.until(_EVALUATION, when):
+            result = await self.evaluator.evaluate(
+                workflow,
+                n_problems=n_problems,
+                progress=progress,
+                on_episode=lambda episode: self.run.record(episode, split=f"eval {when}"),
+            )
         self.progress.evaluated(started, time.time())
         self._doing = ""
         if result.n_scored == 0:

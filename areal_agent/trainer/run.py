@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from areal_agent.rollout.filters import GroupFilter, ShouldAccept
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.rollout.records import EpisodeRecorder
 from areal_agent.rollout.reshaped import ReshapedTurns
+from areal_agent.rollout.waits import told
 from areal_agent.rollout.watched import WatchedEngine
 from areal_agent.rollout.workflow import RolloutWorkflow
 from areal_agent.trainer.batch_metrics import rollout_metrics
@@ -31,6 +32,7 @@ from areal_agent.trainer.first_step import FirstStep
 from areal_agent.trainer.folder import RunFolder
 from areal_agent.trainer.parts import Parts
 from areal_agent.trainer.publish import WeightPublisher
+from areal_agent.trainer.supervised import Supervision
 from areal_agent.trainer.update import update_policy
 from areal_agent.trajectory import RolloutBatch, collate
 from areal_agent.types import Episode
@@ -51,7 +53,7 @@ class Run:
                 metrics = await run.update(batch)
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that the composition root has made
         self,
         parts: Parts,
         folder: RunFolder,
@@ -61,6 +63,7 @@ class Run:
         recorder: EpisodeRecorder,
         audit: CaptureAudit,
         rewards: RewardPool,
+        supervision: Supervision,
         stack: AsyncExitStack,
     ) -> None:
         self.parts = parts
@@ -84,6 +87,10 @@ class Run:
         self._recorder = recorder
         self._audit = audit
         self._rewards = rewards
+        self.waits = supervision.waits
+        """What it waits for: whoever waits for something within a run says so here."""
+        self._supervision = supervision
+        supervision.facts |= self._facts()
         self._reshaped = ReshapedTurns()
         self._stack = stack
         self._publisher = WeightPublisher(
@@ -91,6 +98,9 @@ class Run:
             engine,
             folder.weights,
             max_probe_difference=self.config.actor.max_update_probe_difference,
+            waits=self.waits,
+            export_seconds=2 * self.config.actor.call_timeout_seconds,
+            load_seconds=self.config.rollout.server.update_timeout_seconds,
         )
         self._first = FirstStep(
             backend,
@@ -140,7 +150,8 @@ class Run:
         executor = await self._start(agent, should_accept or self.parts.should_accept)
         temperature = self.config.gconfig.effective_temperature
         while self.step < self.total_steps:
-            groups = await executor.next_batch()
+            async with self.waits.until("rollouts", f"batch {self.step}"):
+                groups = await executor.next_batch()
             if groups is None:
                 return
             self.batches_ready_at.append(groups.ready_at)
@@ -158,22 +169,26 @@ class Run:
             NonFiniteError: too many gradients in a row were not finite.
             WeightUpdateError: a server did not take the new weights.
         """
-        checked = {} if self._first.is_done else await self._first.check_batch(batch)
-        result = await update_policy(
-            self.backend,
-            self._algorithm,
-            self._loss,
-            batch,
-            version=self.version,
-            n_minibatches=self.config.actor.ppo_n_minibatches,
-            seed=derive_seed("minibatches", self.config.seed, self.step),
-        )
+        call = self.config.actor.call_timeout_seconds
+        calls = self.config.actor.ppo_n_minibatches + 3  # each has its deadline, and a margin
+        async with self.waits.until("the trainer", f"update {self.step}", call * calls):
+            checked = {} if self._first.is_done else await self._first.check_batch(batch)
+            result = await update_policy(
+                self.backend,
+                self._algorithm,
+                self._loss,
+                batch,
+                version=self.version,
+                n_minibatches=self.config.actor.ppo_n_minibatches,
+                seed=derive_seed("minibatches", self.config.seed, self.step),
+            )
         if not self._first.is_done:
             checked |= self._first.check_step(result.first_step)
         metrics = self._rollout_metrics | checked | result.metrics
         await self._audit.settle()  # only the present weights can judge what they sampled
         metrics |= self._audit.take_metrics() | self._reshaped.take_metrics()
         metrics |= self._recorder.take_metrics() | self._rewards.take_metrics()
+        metrics |= self._supervision.take_metrics()
         if result.applied_steps:
             metrics |= await self._publisher.publish(self.version + 1, batch)
         if self.executor is not None:
@@ -188,7 +203,9 @@ class Run:
 
     async def export(self, folder: Path) -> None:
         """Write the trained model as an ordinary Hugging Face folder."""
-        await self.backend.export(folder)
+        seconds = 2 * self.config.actor.call_timeout_seconds  # it has its deadline, and a margin
+        async with self.waits.until("the trainer", f"an export to {folder}", seconds):
+            await self.backend.export(folder)
 
     def evaluator(self) -> Evaluator:
         """Make an evaluator on the held-out problems."""
@@ -216,6 +233,15 @@ class Run:
                 "from them: the problems are too hard or too easy, or the reward is constant",
                 self._fruitless,
             )
+
+    def _facts(self) -> dict[str, Callable[[], object]]:
+        """What changes when the run makes progress."""
+        return {
+            "a step was finished": lambda: self.step,
+            "a batch was taken": lambda: len(self.batches_ready_at),
+            "weights were published": lambda: self.version,
+            "the trainer answered": lambda: len(self.backend.busy_spans),
+        }
 
     def _workflow(self, workflow: object) -> RolloutWorkflow:
         what = self.config.workflow if workflow is None else workflow
@@ -246,6 +272,7 @@ class Run:
         )
         self.first_rollout_at = time.time()
         self.executor = await self._stack.enter_async_context(executor)
+        self._supervision.supervisor.parts["rollouts"] = lambda: told(executor.stats())
         await self._follow_load(executor)
         return executor
 

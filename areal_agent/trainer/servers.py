@@ -57,7 +57,10 @@ def make_engine(
         api_key=keys.api,
         weights=parts.model,
         instance_ids=[endpoint.instance_id for endpoint in servers.endpoints],
-        timeouts=HttpTimeouts(request_seconds=parts.config.rollout.request_timeout_seconds),
+        timeouts=HttpTimeouts(
+            request_seconds=parts.config.rollout.request_timeout_seconds,
+            update_seconds=parts.config.rollout.server.update_timeout_seconds,
+        ),
     )
     if parts.config.rollout.server.max_restarts:
         engine.fleet.expect_back()

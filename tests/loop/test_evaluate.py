@@ -160,7 +160,7 @@ async def test_an_endpoint_is_not_trained_on(endpoint: Endpoint, tmp_path: Path)
         (AGENT, {"base_url": "http://me:secret@x/v1"}, KEY, 2, "without user, password or query"),
         (AGENT, {"base_url": "x"}, KEY, 2, "expected a URL such as http://localhost:8000/v1"),
         (AGENT, {"type": "embedded"}, KEY, 2, "only an endpoint has one"),
-        (AGENT, {"model": "another"}, KEY, 1, "none of 12 episodes could be scored"),
+        (AGENT, {"model": "another"}, KEY, 3, "none of 12 episodes could be scored"),
         (WORKFLOW, {}, KEY, 2, "tool_agent asks for `chat`, but inference.type is openai"),
     ],
 )

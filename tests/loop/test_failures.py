@@ -60,7 +60,7 @@ def test_a_workflow_that_always_raises_ends_the_run_with_its_cause(
 ) -> None:
     values = settings(tmp_path, model, workflow={"use": f"{TASK}:Failing"}, total_train_steps=50)
     with Driver(tmp_path, values) as run:
-        assert run.wait() == 1
+        assert run.wait() == 3
         run.wait_gone(SECONDS)
         message = run.stderr[run.stderr.index("\nerror: ") :]
         assert "episodes in a row failed (rollout.max_consecutive_failures 64)" in message
