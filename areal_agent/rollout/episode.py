@@ -119,22 +119,7 @@ async def run_episode(
     """
     tape, used = spec.tape(data), EpisodeLimits(limits)
     clock = EpisodeClock(limits.seconds)
-    live = LiveEpisode(
-        spec.id,
-        spec.prompt_id,
-        task=asyncio.current_task(),
-        context=WorkflowContext(
-            is_eval=spec.is_eval,
-            task_id=spec.prompt_id,
-            prompt_id=spec.prompt_id,
-            episode_id=spec.id,
-        ),
-        inputs=TapedInputs(tape, lambda: spec.random_seed) if inputs is None else inputs,
-        limits=used,
-        clock=clock,
-    )
-    enter_episode(live)
-    set_call_ids(CallIds(lambda: spec.random_seed))
+    live = _entered(spec, inputs or TapedInputs(tape, lambda: spec.random_seed), used, clock)
     recorder = EpisodeEngine(engine, spec.id, spec.call_seed, tape, used)
     recorder.live = live
     result: object = None
@@ -166,6 +151,30 @@ async def run_episode(
         return run
     finally:
         error = None  # it leads to this frame
+
+
+def _entered(
+    spec: EpisodeSpec, inputs: Inputs, used: EpisodeLimits, clock: EpisodeClock
+) -> LiveEpisode:
+    """Make it the running episode of this task."""
+    context = WorkflowContext(
+        is_eval=spec.is_eval,
+        task_id=spec.prompt_id,
+        prompt_id=spec.prompt_id,
+        episode_id=spec.id,
+    )
+    live = LiveEpisode(
+        spec.id,
+        spec.prompt_id,
+        task=asyncio.current_task(),
+        context=context,
+        inputs=inputs,
+        limits=used,
+        clock=clock,
+    )
+    enter_episode(live)
+    set_call_ids(CallIds(lambda: spec.random_seed))
+    return live
 
 
 def _begun(
