@@ -15,6 +15,7 @@ from loop_support import TASK, Driver, metrics_of, settings, write_settings
 
 from areal_agent import open_run
 from areal_agent.errors import LaunchError
+from areal_agent.rollout.stall_socket import ask
 from areal_agent.trainer.run import Run
 
 pytestmark = pytest.mark.timeout(300)
@@ -67,6 +68,36 @@ def test_a_workflow_that_always_raises_ends_the_run_with_its_cause(
         cause = "workflow_error: ZeroDivisionError: the workflow divides by nothing"
         assert re.search(rf"the commonest cause, \d+ times: {cause}\n", message)
         assert "loop_task.py" in message  # where to look
+
+
+def test_a_workflow_that_hangs_ends_the_run_with_a_report(tmp_path: Path, model: Path) -> None:
+    """S14, S23: what blocks is named, what hangs is told to who asks, then the run ends."""
+    times = {"block_seconds": 0.5, "report_seconds": 3.0, "cancel_seconds": 3.0, "end_seconds": 8.0}
+    values = settings(
+        tmp_path, model, workflow={"use": f"{TASK}:Hangs"}, rollout={"supervisor": times}
+    )
+    with Driver(tmp_path, values) as run:
+        run.until((run.folder / "stall.json").is_file)
+        asked = ask(run.folder).report
+        assert asked is not None
+        assert asked.waits[0]["name"] == "batch 0"
+        assert asked.n_episodes > 0
+        assert "Hangs.somebody_who_never_answers" in asked.episodes[0]["place"]
+        assert asked.parts.keys() >= {"inference servers", "trainer", "reward workers", "rollouts"}
+        assert run.wait() == 4
+        run.wait_gone(SECONDS)
+        blocks = (
+            r"has been blocked for \S+ s by Hangs.arun_episode \(.*loop_task.py:\d+: time.sleep"
+        )
+        assert re.search(blocks, run.stderr)
+        assert "error: the run made no progress for 8 s" in run.stderr
+        assert f"the report is in {run.folder / 'stall.json'}" in run.stderr
+        last = ask(run.folder)
+        assert "is not running" in last.not_running
+        assert last.report is not None
+        cancelled, given_up = last.report.actions
+        assert "were cancelled, to be run again" in cancelled
+        assert "were given up" in given_up
 
 
 @pytest.mark.parametrize("who", ["inference server-0", "the trainer's worker"])

@@ -103,6 +103,7 @@ def test_all_contradictions_at_once() -> None:
     [
         (["rollout.max_concurrent_rollouts=7"], "raise it to 8 or more"),
         (["rollout.min_concurrent_rollouts=129"], "at most max_concurrent_rollouts = 128, got 129"),
+        (["rollout.supervisor.end_seconds=60"], "end_seconds is 60, before cancel_seconds = 900"),
         (["actor.ppo_n_minibatches=129"], "cannot be cut into 129 minibatches"),
         (["evaluator.freq_steps=5"], "but valid_dataset is null"),
         (["rollout.backend=local:d1"], "local is for actor"),

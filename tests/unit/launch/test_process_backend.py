@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from waiting import gone, until
 from areal_agent.backends.base import LossSpec
 from areal_agent.backends.process import ProcessBackend
 from areal_agent.config.training import TrainEngineConfig
-from areal_agent.errors import ConfigError, NonFiniteError, TrainError
+from areal_agent.errors import ConfigError, NonFiniteError, StallError, TrainError
 
 WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 DRIVER = Path(__file__).with_name("backend_driver.py")
@@ -25,10 +25,10 @@ DRIVER = Path(__file__).with_name("backend_driver.py")
 
 @asynccontextmanager
 async def running(
-    folder: Path, *, model: str = "model", timeout: float = 60.0
+    folder: Path, *, model: str = "model", timeout: float = 60.0, call: float = 60.0
 ) -> AsyncGenerator[ProcessBackend]:
     async with ProcessBackend(
-        TrainEngineConfig(),
+        TrainEngineConfig(call_timeout_seconds=call),
         Path(model),
         total_optimizer_steps=10,
         seed=3,
@@ -112,6 +112,23 @@ async def test_a_cancelled_call_is_let_finish_and_leaving_ends_even_a_hanging_on
         pid = backend.pid
     assert gone(pid, 0.0)
     await backend.wait_died()  # stopped by us: no error
+
+
+async def test_a_call_that_hangs_is_named(tmp_path: Path) -> None:
+    async with running(tmp_path, call=1.0) as backend, asyncio.TaskGroup() as group:
+        assert backend.describe()[0].startswith(f"process {backend.pid} runs: has nothing to do")
+        hung = group.create_task(fails(backend.export(tmp_path / "hang")))
+        await until((tmp_path / "hanging").exists)
+        assert "`export` asked " in backend.describe()[0]
+        said = await hung
+    assert f"the trainer's worker (process {backend.pid}) has not answered `export`" in said
+    assert "within 1 s (actor.call_timeout_seconds)" in said
+
+
+async def fails(call: Coroutine[None, None, None]) -> str:
+    with pytest.raises(StallError) as caught:
+        await call
+    return str(caught.value)
 
 
 async def test_a_refused_model_ends_the_start_with_the_workers_words(tmp_path: Path) -> None:

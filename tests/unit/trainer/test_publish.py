@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from trainer_support import ScriptedBackend, batch_of
 
-from areal_agent.errors import NonFiniteError, WeightUpdateError
+from areal_agent.errors import NonFiniteError, StallError, WeightUpdateError
+from areal_agent.rollout.deadlines import Waits
 from areal_agent.testing.fakes import FakeEngine
 from areal_agent.trainer.publish import WeightPublisher
 from areal_agent.trajectory import RolloutBatch
@@ -113,6 +114,30 @@ async def test_a_refused_update_keeps_the_old_version(tmp_path: Path) -> None:
         with pytest.raises(WeightUpdateError):
             await publisher(tmp_path, engine, ScriptedBackend()).publish(1, batch_of([0, 1]))
         assert engine.version == 0
+
+
+async def test_servers_that_never_load_end_the_run_by_name(tmp_path: Path) -> None:
+    class Hangs(FakeEngine):
+        async def update_weights(self, path: Path, version: int) -> None:
+            await asyncio.Event().wait()
+
+    waits = Waits()
+    waits.report = lambda why: f"report on {waits.open[-1].name}"
+    async with Hangs() as engine:
+        publish = WeightPublisher(
+            ScriptedBackend(),
+            engine,
+            tmp_path,
+            max_probe_difference=1.0,
+            waits=waits,
+            load_seconds=0.02,
+        ).publish
+        with pytest.raises(StallError) as caught:
+            await publish(1, batch_of([0, 1]))
+    assert str(caught.value) == (
+        "the run waited for the inference servers, loading version 1, for longer than 0.08 s "
+        "(rollout.server.update_timeout_seconds); the report is in report on loading version 1"
+    )
 
 
 async def test_a_probe_of_another_version_ends_the_run(tmp_path: Path) -> None:
