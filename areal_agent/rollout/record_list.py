@@ -1,14 +1,17 @@
 """``areal-agent episodes``: lists, filters and shows the records of a run."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from areal_agent.errors import DataError
+from areal_agent.rollout.episode_record import SCHEMA_VERSION
 from areal_agent.rollout.plain import any_json
 from areal_agent.rollout.record_reader import Fate, Record, Records
-from areal_agent.rollout.record_text import HEADINGS, detail, is_dropped, summary_line
+from areal_agent.rollout.record_text import HEADINGS, detail, is_dropped, safe, summary_line
+from areal_agent.types import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +69,19 @@ def listed(run: Path, filters: Filters, *, json: bool = False) -> Iterator[str]:
             f"no episode of {records.path} is called {', '.join(filters.ids)}: "
             "areal-agent episodes RUN lists all"
         )
-    if n and not json and not filters.ids:
-        yield f"{n} episodes"
+    if not json and not filters.ids:
+        yield f"{n} episodes" if n else _none(records, filters)
     if records.broken and not json:
-        yield f"{records.broken} lines could not be read"
+        yield f"{records.broken} lines are no records and could not be read"
+
+
+def _none(records: Records, filters: Filters) -> str:
+    if not records.n_episodes:
+        return f"no episode has ended so far in {records.path}"
+    text = f"none of {records.n_episodes} episodes is as asked for"
+    if filters.outcome is not None and filters.outcome not in get_args(Outcome):
+        text += f"; outcomes are {', '.join(get_args(Outcome))}, not {filters.outcome!r}"
+    return text
 
 
 def _shown(
@@ -81,8 +93,20 @@ def _shown(
     elif filters.ids:
         if not is_first:
             yield ""
-        yield from detail(record, fate)
+        yield from _readable(record, lambda: detail(record, fate))
     else:
         if is_first:
             yield HEADINGS
-        yield summary_line(record, fate)
+        yield from _readable(record, lambda: iter([summary_line(record, fate)]))
+
+
+def _readable(record: Record, lines: Callable[[], Iterator[str]]) -> Iterator[str]:
+    """Yield lines; a record that holds something else than ours do is named instead."""
+    try:
+        yield from list(lines())
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        yield (
+            f"{safe(record['id'])}: its record cannot be shown (schema {record.get('schema')!r}, "
+            f"expected {SCHEMA_VERSION}): {type(error).__name__}: {safe(str(error))}; "
+            "--json prints it as it is"
+        )

@@ -1,7 +1,7 @@
 """Reads a run's records, also while it goes on: one at a time, each with what became of it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +13,24 @@ from areal_agent.errors import DataError
 FILE_NAME = "episodes.jsonl"
 
 Record = dict[str, Any]
+
+_EPISODE: dict[str, type | tuple[type, ...]] = {
+    "id": str,
+    "prompt_id": str,
+    "split": str,
+    "step": int,
+    "outcome": str,
+    "reward": (int, float, type(None)),
+}
+"""What an episode holds at least, or its line is of something else."""
+
+_FATE: dict[str, type | tuple[type, ...]] = {
+    "fate": str,
+    "episodes": list,
+    "step": int,
+    "version": int,
+    "why": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +60,8 @@ class Records:
             )
         self.broken = 0
         """Lines that are no records; the unfinished one of a run that goes on is none of them."""
+        self.n_episodes = 0
+        """Episodes that have been read, wanted or not."""
 
     def fates(self) -> dict[str, Fate]:
         """What became of episodes, by id."""
@@ -50,9 +70,9 @@ class Records:
             # The kind stands near the start; whole episodes need not be read here.
             if b'"fate"' not in line[:64] or (record := read_line(line)) is None:
                 continue
-            if record.get("kind") == "fate":
+            if record.get("kind") == "fate" and _is_whole(record, _FATE):
                 fate = Fate(record["fate"], record["step"], record["version"], record["why"])
-                found |= dict.fromkeys(record["episodes"], fate)
+                found |= dict.fromkeys(map(str, record["episodes"]), fate)
         return found
 
     def episodes(
@@ -62,15 +82,16 @@ class Records:
 
         With `exact`, whole numbers of more than 64 bits stay what they are, at half the speed.
         """
-        self.broken = 0
+        self.broken = self.n_episodes = 0
         for line in self._lines():
             record = read_line(line, exact=exact)
-            if record is None:
+            kind = None if record is None else record.get("kind", "episode")
+            if record is None or not _is_whole(record, _FATE if kind == "fate" else _EPISODE):
                 self.broken += 1
-            elif record.get("kind", "episode") == "episode" and (
-                is_wanted is None or is_wanted(record)
-            ):
-                yield record
+            elif kind == "episode":
+                self.n_episodes += 1
+                if is_wanted is None or is_wanted(record):
+                    yield record
 
     def _lines(self) -> Iterator[bytes]:
         with self.path.open("rb") as file:
@@ -92,3 +113,7 @@ def read_line(line: bytes, *, exact: bool = False) -> Record | None:
         return None
     found = cast("Record", record)
     return found if "id" in found or found.get("kind") == "fate" else None
+
+
+def _is_whole(record: Record, fields: Mapping[str, type | tuple[type, ...]]) -> bool:
+    return all(isinstance(record.get(name, ...), kind) for name, kind in fields.items())

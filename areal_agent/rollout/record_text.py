@@ -66,7 +66,7 @@ def summary_line(record: Record, fate: Fate | None) -> str:
     became = safe(" ".join(what_became(record, fate).split()))
     return (
         f"{safe(record['id']):14} {safe(record['prompt_id']):10} {safe(record['split']):10} "
-        f"{record['step']:>4} {record['outcome']:15} {number(record['reward']):>8} "
+        f"{record['step']:>4} {safe(record['outcome']):15} {number(record['reward']):>8} "
         f"{len(turns):>5} {tokens:>6} {span:>8} {record.get('seconds', 0):>7.2f}  {became:.100}"
     )
 
@@ -75,7 +75,7 @@ def detail(record: Record, fate: Fate | None) -> Iterator[str]:
     """One episode whole, line by line."""
     yield f"episode {safe(record['id'])} of prompt {safe(record['prompt_id'])}"
     yield f"  {safe(record['split'])}, ended at step {record['step']}"
-    yield f"  outcome {record['outcome']}, reward {number(record['reward'])}"
+    yield f"  outcome {safe(record['outcome'])}, reward {number(record['reward'])}"
     yield f"  {safe(what_became(record, fate))}"
     yield from _facts(record)
     for place, what in _events(record):
@@ -84,7 +84,8 @@ def detail(record: Record, fate: Fate | None) -> Iterator[str]:
     yield from _rows(record)
     failure = record.get("failure")
     if failure is not None:
-        yield f"failure in {failure['place']}: {safe(failure['type'])}: {safe(failure['message'])}"
+        what = f"{failure['place']}: {failure['type']}: {failure['message']}"
+        yield f"failure in {safe(what)}"
         yield from _indented(failure["traceback"])
 
 
@@ -142,7 +143,7 @@ def _turn(n: int, turn: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"turn {n}{goes_on}: {turn['n_prompt']} + {len(turn['output_ids'])} tokens, "
-        f"{turn['seconds']:.2f} s, {turn['stop_reason']}"
+        f"{turn['seconds']:.2f} s, {safe(turn['stop_reason'])}"
     )
     messages = turn["messages"]
     if isinstance(messages, str):

@@ -112,6 +112,33 @@ def test_an_id_that_is_not_there_is_named(run, tmp_path):
         list(listed(tmp_path / "no", Filters()))
 
 
+def test_lines_of_something_else_are_counted_and_shown_as_far_as_they_go(tmp_path):
+    known = '"prompt_id": "0:1", "split": "train", "step": 0, "outcome": "ok", "reward": null'
+    lines = (
+        '{"id": 1}',
+        "[1]",
+        "no JSON",
+        '{"kind": "fate"}',
+        f'{{"id": "0:1:0", {known}, "schema": 9, "turns": [{{"tokens": 3}}]}}',
+    )
+    (tmp_path / "episodes.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    _, shown, total, broken = listed(tmp_path, Filters())
+    assert shown.startswith("0:1:0: its record cannot be shown (schema 9, expected 2): KeyError")
+    assert (total, broken) == ("1 episodes", "4 lines are no records and could not be read")
+    assert "cannot be shown" in next(listed(tmp_path, Filters(ids=["0:1:0"])))
+
+
+def test_that_nothing_is_found_is_said(run, tmp_path):
+    assert list(listed(run, Filters(step=9))) == ["none of 5 episodes is as asked for"]
+    (line,) = listed(run, Filters(outcome="fine"))
+    assert "outcomes are ok, rejected, truncated" in line
+    assert line.endswith("not 'fine'")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "episodes.jsonl").touch()
+    (line,) = listed(tmp_path / "new", Filters())
+    assert line.startswith("no episode has ended so far")
+
+
 def test_from_the_command_line_without_torch(run):
     code = (
         "import sys\nfrom areal_agent.cli import main\n"
