@@ -5,13 +5,14 @@ import contextvars
 import functools
 import inspect
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
+from areal_agent.aio import PerLoop
 from areal_agent.rollout.live import doing
 from areal_agent.rollout.plain import error_facts, exact_json, shown
+from areal_agent.rollout.tool_threads import ToolThreads
 from areal_agent.types import Tape
 
 Tool = Callable[..., Any]
@@ -125,11 +126,7 @@ async def run_tool(
 
 
 async def _in_thread(function: Tool, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run `function` in a thread of its own, which does not hold up the end of the process.
-
-    The threads of ``asyncio.to_thread`` are few, and are waited for at the end: some tools that
-    hang would stop all others, and the process would never end.
-    """
+    """Run `function` in a thread that runs nothing else meanwhile; see `ToolThreads`."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
@@ -155,10 +152,11 @@ async def _in_thread(function: Tool, args: Sequence[Any], kwargs: Mapping[str, A
         except RuntimeError:
             return  # the loop is closed: the run has ended
 
-    name = f"tool {tool_name(function)}"
-    thread = threading.Thread(target=work, name=name, daemon=True)  # noqa: TID251 - see above
-    thread.start()
+    (await _threads.get()).run(f"tool {tool_name(function)}", work)
     return await future
+
+
+_threads = PerLoop(ToolThreads, ToolThreads.aclose)
 
 
 def _settable(error: Exception) -> Exception:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -102,6 +102,10 @@ class LiveEpisodes:
         self._running.discard(episode)
         self.n_ended += not episode.why_stopped
 
+    def __iter__(self) -> Iterator[LiveEpisode]:
+        """Go through those that run now, in no order."""
+        return iter(list(self._running))
+
     def oldest_first(self) -> list[LiveEpisode]:
         """Return those that run, in the order in which they last gave a sign of life."""
         return sorted(self._running, key=lambda episode: episode.since)
@@ -110,7 +114,7 @@ class LiveEpisodes:
         """Return the episode that a task runs, if it runs one."""
         if task is None:
             return None
-        return next((one for one in self.oldest_first() if one.task is task), None)
+        return next((one for one in self if one.task is task), None)
 
 
 _current: ContextVar[LiveEpisode | None] = ContextVar("areal_agent.live", default=None)

@@ -20,7 +20,7 @@ from areal_agent.rollout.stacks import Place, is_importing, thread_places, users
 
 logger = logging.getLogger(__name__)
 
-BEAT_SECONDS = 0.01
+BEAT_SECONDS = 0.02
 """The loop gives a sign of life so often."""
 LOOKS = 4
 """Looks of the thread in the time after which a block is named."""

@@ -176,7 +176,7 @@ class Supervisor:
     def _tokens(self) -> dict[LiveEpisode, int]:
         return {
             episode: episode.limits.output_tokens
-            for episode in self.episodes.oldest_first()
+            for episode in self.episodes
             if episode.limits is not None and episode.limits.output_tokens
         }
 
@@ -195,7 +195,7 @@ class Supervisor:
         """Say why a run without progress does not stall; empty: it does."""
         if not self.waits.open:
             return "the run was not waited for"
-        running = self.episodes.oldest_first()
+        running = list(self.episodes)
         if running and all(episode.waits_outside for episode in running):
             return "agents from elsewhere were waited for, who need not hurry"
         return ""
