@@ -1,17 +1,13 @@
 """What people type: ``areal-agent train | eval | serve``… Each command imports what it needs."""
 
-import asyncio
-import os
-import signal
-import sys
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from areal_agent.aio import fast_loop_factory, settle_collector
+from areal_agent.aio import settle_collector
 from areal_agent.errors import ArealAgentError, ConfigError
+from areal_agent.until_end import end_process, run_until_signal
 
 app = typer.Typer(
     name="areal-agent",
@@ -52,9 +48,6 @@ ToolParser = Annotated[
 ReasoningParser = Annotated[
     str | None, typer.Option(help="How reasoning is read; the model's own way by default.")
 ]
-
-_CLEANUP_SECONDS = 8.0
-"""How long a run may clean up after a signal; our processes end with us in any case."""
 
 
 @app.command()
@@ -167,9 +160,6 @@ def serve(  # noqa: PLR0913, PLR0917 - options of a command
         **given,
     )
     serve(settings)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # everything is closed; taking the interpreter apart would cost seconds
 
 
 @app.command("config")
@@ -290,46 +280,9 @@ def stall(
         raise ArealAgentError(f"{answer.not_running}; {last}")
 
 
-def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run `main`; SIGINT or SIGTERM cancels it so that it cleans up, a second one ends at once.
-
-    Exits with 128 + the signal's number when interrupted.
-    """
-    received: list[int] = []
-
-    async def supervised() -> Any:
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-
-        def interrupt(number: int) -> None:
-            received.append(number)
-            if len(received) > 1:
-                os._exit(128 + number)
-            typer.echo("interrupted: cleaning up (once more to end at once)", err=True)
-            task.cancel()
-            loop.call_later(_CLEANUP_SECONDS, os._exit, 128 + number)
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt, number)
-        return await main
-
-    try:
-        with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
-            return runner.run(supervised())
-    except asyncio.CancelledError:
-        if not received:
-            raise
-        raise SystemExit(128 + received[0]) from None
-
-
 def main() -> None:
     """Run the command line; errors of ours become one message and an exit code."""
-    try:
-        app()
-    except ArealAgentError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise SystemExit(error.exit_code) from None
+    end_process(app)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,9 @@ def test_importing_the_package_costs_no_torch() -> None:
 def test_help_costs_no_torch(command: str) -> None:
     out = run_python(
         "import sys\n"
-        "from areal_agent.cli import main\n"
+        "from areal_agent.cli import app\n"
         f"sys.argv = ['areal-agent', *{command.split()!r}, '--help']\n"
-        "try:\n    main()\n"
+        "try:\n    app()\n"
         "except SystemExit as stop:\n    assert stop.code in (0, None), stop.code\n"
         "print('torch' in sys.modules or 'transformers' in sys.modules)"
     )

@@ -141,9 +141,9 @@ def test_that_nothing_is_found_is_said(run, tmp_path):
 
 def test_from_the_command_line_without_torch(run):
     code = (
-        "import sys\nfrom areal_agent.cli import main\n"
+        "import sys\nfrom areal_agent.cli import app\n"
         f"sys.argv = ['areal-agent', 'episodes', {str(run)!r}, '--dropped', '--last', '1']\n"
-        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        "try:\n    app()\nexcept SystemExit as stop:\n    assert not stop.code\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
