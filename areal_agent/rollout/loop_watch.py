@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from areal_agent.aio import run_shielded
 from areal_agent.config.supervisor import SupervisorConfig
 from areal_agent.errors import StallError
 from areal_agent.rollout.live import LiveEpisodes
@@ -131,7 +132,7 @@ class LoopWatch:
         self._over.set()
         assert self._timer is not None
         self._timer.cancel()
-        await asyncio.to_thread(self._thread.join)
+        await run_shielded(asyncio.to_thread(self._thread.join))
 
     def take_metrics(self) -> dict[str, float]:
         """Return how late the loop was since the last call."""
@@ -158,16 +159,23 @@ class LoopWatch:
     def _watch(self) -> None:
         pause = self._config.block_seconds / LOOKS
         while not self._over.is_set():
-            before, cpu = time.monotonic(), time.process_time()
-            if self._asked is None:
+            try:
+                self._wait_and_look(pause)
+            except Exception:
+                logger.exception("the watch of the event loop failed; it goes on")
                 self._over.wait(pause)
-            else:
-                self._asked.wait(pause)
-            slept = time.monotonic() - before
-            if slept > self._config.block_seconds and time.process_time() - cpu < slept / 2:
-                self._beat += slept  # the process was stopped, and the loop with it
-            elif not self._over.is_set():
-                self._look()
+
+    def _wait_and_look(self, pause: float) -> None:
+        before, cpu = time.monotonic(), time.process_time()
+        if self._asked is None:
+            self._over.wait(pause)
+        else:
+            self._asked.wait(pause)
+        slept = time.monotonic() - before
+        if slept > self._config.block_seconds and time.process_time() - cpu < slept / 2:
+            self._beat += slept  # the process was stopped, and the loop with it
+        elif not self._over.is_set():
+            self._look()
 
     def _look(self) -> None:
         assert self._loop is not None

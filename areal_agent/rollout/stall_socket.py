@@ -23,6 +23,8 @@ from areal_agent.rollout.stall_report import StallReport
 
 LIVE_FILE = "live.json"
 REPORT_FILE = "stall.json"
+LONGEST_FOLDER = 64
+"""Of characters; the path of a socket may have 104 on some systems."""
 ANSWER_SECONDS = 10.0
 """How long either side waits for the other."""
 
@@ -39,7 +41,8 @@ class StallSocket:
 
     def __enter__(self) -> Self:
         """Listen, and say where."""
-        self._folder = Path(tempfile.mkdtemp(prefix="areal-agent-"))
+        short = len(tempfile.gettempdir()) <= LONGEST_FOLDER
+        self._folder = Path(tempfile.mkdtemp(prefix="areal-agent-", dir=None if short else "/tmp"))
         path = self._folder / "stall"
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.setblocking(False)
@@ -99,7 +102,7 @@ def ask(run: Path) -> Answer:
         live: dict[str, Any] = json.loads((run / LIVE_FILE).read_text(encoding="utf-8"))
         pid, host, path = int(live["pid"]), str(live["host"]), str(live["socket"])
     except FileNotFoundError:
-        return Answer(_last(run), f"the run in {run} is not running")
+        return Answer(_last(run), f"the run in {run} is not running, or is still starting")
     except (ValueError, KeyError, TypeError):
         return Answer(_last(run), f"{run / LIVE_FILE} cannot be read: is the run starting?")
     try:

@@ -111,14 +111,16 @@ class Supervisor:
         if done:
             self._begin_again(done)
             return
-        quiet = self.quiet_seconds
-        if self.waits.n_with_deadline == 0:
+        quiet, first = self.quiet_seconds, config.report_seconds
+        if self.waits.n_with_deadline:
+            first = config.cancel_seconds  # it may just be slow, and ends by itself
+        else:
             if quiet >= config.end_seconds:
                 raise self._end()
             if quiet >= config.cancel_seconds * (self._n_cancels + 1):
                 self._n_cancels += 1
                 self._cancel()
-        if quiet >= config.report_seconds * 2**self._n_reports:
+        if quiet >= first * 2**self._n_reports:
             self._n_reports += 1
             self.tell(f"the run makes no progress (rollout.supervisor, report {self._n_reports})")
 

@@ -71,7 +71,7 @@ def test_a_workflow_that_always_raises_ends_the_run_with_its_cause(
 
 
 def test_a_workflow_that_hangs_ends_the_run_with_a_report(tmp_path: Path, model: Path) -> None:
-    """S14, S23: what blocks is named, what hangs is told to who asks, then the run ends."""
+    """S14: what blocks is named, what hangs is told to who asks, then the run ends."""
     times = {"block_seconds": 0.5, "report_seconds": 3.0, "cancel_seconds": 3.0, "end_seconds": 8.0}
     values = settings(
         tmp_path, model, workflow={"use": f"{TASK}:Hangs"}, rollout={"supervisor": times}

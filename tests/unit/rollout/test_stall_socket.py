@@ -84,7 +84,8 @@ async def test_a_job_that_is_over_shows_what_it_said_last(folder: RunFolder):
     assert "the run makes no progress" in said.stdout
     assert isinstance(said.exception, ArealAgentError)
     assert str(said.exception) == (
-        f"the run in {folder.root} is not running; this is the last it reported"
+        f"the run in {folder.root} is not running, or is still starting; this is the last it "
+        "reported"
     )
     assert said.exception.exit_code == 1
 

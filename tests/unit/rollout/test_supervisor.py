@@ -9,11 +9,13 @@ from rollout_support import Calls, OneCall, settle
 from supervisor_support import Supervised
 
 from areal_agent.aio import task_group
-from areal_agent.config.rollout_limits import GroupConfig
+from areal_agent.config.rollout_limits import GroupConfig, LimitsConfig
 from areal_agent.errors import StallError
 from areal_agent.rollout.deadlines import Waits
+from areal_agent.rollout.evaluate import run_all
 from areal_agent.rollout.live import LiveEpisode, doing, enter_episode, list_episodes
 from areal_agent.rollout.stall_report import StallReport
+from areal_agent.testing.fakes import FakeEngine
 
 
 def hangs(times, *, samples=(1,), stubborn=False):
@@ -123,6 +125,34 @@ async def test_the_run_ends_with_a_report_that_says_what_it_waited_for(tmp_path)
     assert (tmp_path / "stall.json").stat().st_mode & 0o777 == 0o600
 
 
+async def test_an_evaluation_goes_on_without_what_is_stuck(tmp_path):
+    run = Supervised(tmp_path / "stall.json")
+    ends = []
+
+    async def evaluate():
+        waiting = run.waits.until("evaluation", "at step 3")
+        async with asyncio.timeout(20), waiting:
+            return await run_all(
+                FakeEngine(),
+                hangs(times=99, samples=(1, 3)),
+                [{}] * 6,
+                max_concurrent=3,
+                limits=LimitsConfig(),
+                seed=1,
+                progress=lambda done, total: ends.append(done),
+            )
+
+    with list_episodes(run.episodes):
+        async with task_group() as group:
+            evaluation = group.create_task(evaluate())
+            await settle()
+            assert len(ends) == 4
+            await run.look_after(0)
+            await run.look_after(300)
+    outcomes = [episode.outcome for episode in evaluation.result()]
+    assert outcomes == ["ok", "cancelled", "ok", "cancelled", "ok", "ok"]
+
+
 async def test_a_run_that_makes_progress_is_left_alone_however_long_it_takes(tmp_path, caplog):
     run = Supervised(tmp_path / "stall.json")
     step = [0]
@@ -177,6 +207,8 @@ async def test_what_has_a_deadline_of_its_own_ends_by_that(tmp_path, caplog):
     async def update():
         async with run.waits.until("the trainer", "update 3", 0.05, setting="actor.some_seconds"):
             await run.look_after(0)
+            await run.look_after(200)
+            assert not caplog.records  # it may just be slow
             await run.look_after(20_000)  # it is reported; the run goes on
             await asyncio.Event().wait()
 
