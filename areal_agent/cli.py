@@ -1,5 +1,6 @@
 """What people type: ``areal-agent train | eval | serve``… Each command imports what it needs."""
 
+import logging
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -67,6 +68,8 @@ def train(
     from areal_agent.config.load import load_config
 
     loaded = load_config(config, overrides or [])
+    if quiet:
+        logging.getLogger("areal_agent").setLevel(logging.ERROR)
     from areal_agent.stats.display import make_display
     from areal_agent.trainer.rl import RLTrainer
 
@@ -94,6 +97,8 @@ def evaluate(
     from areal_agent.config.load import load_config
 
     loaded = load_config(config, overrides or [])
+    if quiet:
+        logging.getLogger("areal_agent").setLevel(logging.ERROR)
     from areal_agent.stats.evaluation import EvaluationDisplay
     from areal_agent.trainer import evaluate as evaluation
 
