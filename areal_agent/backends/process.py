@@ -25,6 +25,9 @@ from areal_agent.trajectory import RolloutBatch, TrainBatch
 
 logger = logging.getLogger(__name__)
 
+STARTUP_SECONDS = 300.0
+"""How long a worker may take to load its model."""
+
 _DEATH_SECONDS = 5.0
 _SMALL_BYTES = 1 << 20
 """Below this a frame is made in the loop: a thread would cost more than the copy."""
@@ -46,7 +49,7 @@ class ProcessBackend:
         total_optimizer_steps: int,
         seed: int,
         log: Path,
-        startup_timeout_seconds: float = 300.0,
+        startup_timeout_seconds: float = STARTUP_SECONDS,
         command: Sequence[str] = (sys.executable, "-m", "areal_agent.backends.worker"),
     ) -> None:
         """Describe the worker.
@@ -79,6 +82,7 @@ class ProcessBackend:
         self._reader: FrameReader | None = None
         self._writer: StreamWriter | None = None
         self._asked: dict[int, tuple[str, float]] = {}
+        self._overdue: tuple[str, float] | None = None
         self.busy_spans: list[tuple[float, float]] = []
         """Start and end of each `logprobs` and `step`, in the worker, as ``time.time()``."""
 
@@ -172,6 +176,9 @@ class ProcessBackend:
         code = child.returncode
         state = "runs" if code is None else f"ended with exit code {code}"
         asked = [f"`{name}` asked {now - at:.0f} s ago" for name, at in self._asked.values()]
+        if self._overdue is not None:
+            name, at = self._overdue
+            asked.insert(0, f"has not answered `{name}`, asked {now - at:.0f} s ago")
         doing = "; ".join(asked) or "has nothing to do"
         return [f"process {child.pid} {state}: {doing} (log: {child.log})"]
 
@@ -189,10 +196,11 @@ class ProcessBackend:
         """
         name = str(header["method"])
         key = id(header)
-        self._asked[key] = (name, time.monotonic())
+        self._asked[key] = asked = (name, time.monotonic())
         try:
             answer = await self._exchange(header, tensors or {}, self._call_seconds)
         except TimeoutError:
+            self._overdue = asked
             child = self._entered()
             raise StallError(
                 f"{child.name} (process {child.pid}) has not answered `{name}` within "

@@ -20,8 +20,11 @@ class Budget:
         self._causes: Counter[str] = Counter()
         self._examples: dict[str, Failure] = {}
 
-    def episode(self, episode: Episode) -> None:
-        """Count one episode."""
+    def episode(self, episode: Episode, *, is_tried_again: bool = False) -> None:
+        """Count one episode.
+
+        One that was cancelled and `is_tried_again` says nothing yet: many may be cancelled at once.
+        """
         if episode.failure is None:
             self.failures = 0
             if episode.limit is not None and episode.outcome == "rejected":
@@ -29,7 +32,8 @@ class Budget:
             elif episode.outcome == "rejected":
                 self._causes["episodes were rejected: arun_episode returned None"] += 1
             return
-        self.failures += 1
+        if not (is_tried_again and episode.outcome == "cancelled"):
+            self.failures += 1
         cause = f"{episode.outcome}: {episode.failure.type}"
         self._causes[cause] += 1
         self._examples.setdefault(cause, episode.failure)

@@ -34,6 +34,8 @@ class Waits:
         self.clock = clock
         self.open: list[Wait] = []
         """Those that go on, outermost first."""
+        self.n_over = 0
+        """Those that ended well, so far."""
         self.report: Callable[[str], str] | None = None
         """Writes a report on why the run ends; returns where it is."""
 
@@ -63,6 +65,7 @@ class Waits:
         try:
             async with limit:
                 yield
+            self.n_over += 1
         except StallError as error:
             raise self._reported(str(error), error) from error
         except TimeoutError as error:

@@ -310,7 +310,8 @@ class RolloutExecutor:
 
     def _count(self, run: EpisodeRun) -> None:
         self._tally.ended(run)
-        self._budget.episode(run.episode)
+        is_first = run.attempt == 0 and not run.is_given_up
+        self._budget.episode(run.episode, is_tried_again=is_first)
         if self._on_episode is not None:
             self._on_episode(run.episode)
         if run.episode.outcome not in TRAINABLE_OUTCOMES:

@@ -68,7 +68,7 @@ class Supervisor:
         self.parts: dict[str, Describe] = {}
         """Who is asked for a report, by name."""
         self.facts = facts
-        self._sampled = sampled
+        self.sampled = sampled
         self._clock = waits.clock
         self._since = self._clock()
         self._last = "its start"
@@ -167,7 +167,11 @@ class Supervisor:
 
     def _progress(self) -> str:
         """Say what has happened since the last look; empty: nothing."""
-        now = {"an episode ended": self.episodes.n_ended, **self.facts()}
+        now = {
+            "an episode ended": self.episodes.n_ended,
+            "what was waited for came": self.waits.n_over,
+            **self.facts(),
+        }
         changed = [name for name, value in now.items() if value != self._seen.get(name, value)]
         self._seen = now
         before, self._tokens_of = self._tokens_of, self._tokens()
@@ -184,10 +188,10 @@ class Supervisor:
 
     async def _tokens_sampled(self) -> str:
         """Ask the servers whether they sample; only when nothing else has happened for a while."""
-        if self._sampled is None or self.quiet_seconds < self.config.report_seconds / 2:
+        if self.sampled is None or self.quiet_seconds < self.config.report_seconds / 2:
             return ""
         before = self._n_sampled
-        tokens = await self._sampled()
+        tokens = await self.sampled()
         if tokens is None:
             return ""
         self._n_sampled = tokens

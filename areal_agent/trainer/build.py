@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from areal_agent.aio import task_group
-from areal_agent.backends.process import ProcessBackend
+from areal_agent.backends.process import STARTUP_SECONDS, ProcessBackend
 from areal_agent.config.experiment import ExperimentConfig
 from areal_agent.config.load import LoadedConfig, dump_config, load_config
 from areal_agent.errors import InferenceError, RolloutError
@@ -65,12 +65,18 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
     pinned = pin_paths(parts.config, parts.base)
     folder.settings.write_text(dump_config(pinned), encoding="utf-8")
     write_environment(folder)
-    async with AsyncExitStack() as stack:
+    async with (
+        supervised(parts.config.rollout.supervisor, folder) as supervision,
+        AsyncExitStack() as stack,
+    ):
         await stack.enter_async_context(parts.agents.running(folder.logs))
         keys = ServerKeys()
-        servers, backend = await _start_processes(
-            stack, launch_servers(parts, folder, keys), _backend(parts, folder)
-        )
+        async with supervision.waits.until(
+            "servers and trainer", "their start", start_seconds(parts)
+        ):
+            servers, backend = await _start_processes(
+                stack, launch_servers(parts, folder, keys), _backend(parts, folder)
+            )
         clients, rewards = await lend_to_episodes(stack, parts.config, folder.logs)
         engine = await stack.enter_async_context(make_engine(parts, servers, clients, keys))
         recorder = EpisodeRecorder(folder.episodes, parts.chat.decode)
@@ -89,11 +95,10 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
             "reward workers": rewards.describe,
             "agent workers": parts.agents.describe,
         }
-        supervision = await stack.enter_async_context(
-            supervised(parts.config.rollout.supervisor, folder, engine=engine, parts=described)
-        )
+        supervision.attend(described, engine)
         audit = await stack.enter_async_context(_audit(parts, folder, engine))
         inner = await stack.enter_async_context(AsyncExitStack())
+        stack.callback(supervision.closing)
         run = Run(
             parts,
             folder,
@@ -130,6 +135,11 @@ async def _deaths_first() -> AsyncGenerator[None]:
     except (InferenceError, RolloutError):
         await asyncio.sleep(_NOTICE_SECONDS)
         raise
+
+
+def start_seconds(parts: Parts) -> float:
+    """How long the start may take: each process has its deadline, and a margin."""
+    return max(parts.config.rollout.server.startup_timeout_seconds, STARTUP_SECONDS) + 60.0
 
 
 def _audit(parts: Parts, folder: RunFolder, engine: HttpInferenceEngine) -> CaptureAudit:

@@ -29,6 +29,7 @@ from areal_agent.trainer.build import (
     Settings,
     as_loaded,
     open_engine,
+    start_seconds,
     write_environment,
 )
 from areal_agent.trainer.folder import RunFolder, create_run_folder
@@ -170,9 +171,14 @@ async def _on_own_servers(
     parts = prepare(loaded)
     workflow = parts.workflow(what, parts.config.eval_gconfig)
     folder = _folder(loaded)
-    async with AsyncExitStack() as stack:
-        clients, rewards = await lend_to_episodes(stack, parts.config, folder.logs)
-        engine = await open_engine(stack, parts, folder, clients)
+    config = parts.config
+    async with (
+        supervised(config.rollout.supervisor, folder) as supervision,
+        AsyncExitStack() as stack,
+    ):
+        clients, rewards = await lend_to_episodes(stack, config, folder.logs)
+        async with supervision.waits.until("servers", "their start", start_seconds(parts)):
+            engine = await open_engine(stack, parts, folder, clients)
         recorder = await stack.enter_async_context(
             EpisodeRecorder(folder.episodes, parts.chat.decode)
         )
@@ -183,9 +189,9 @@ async def _on_own_servers(
             "reward workers": rewards.describe,
             "agent workers": parts.agents.describe,
         }
-        config = parts.config
-        watched = supervised(config.rollout.supervisor, folder, engine=engine, parts=described)
-        waits = (await stack.enter_async_context(watched)).waits
+        supervision.attend(described, engine)
+        stack.callback(supervision.closing)
+        waits = supervision.waits
         evaluator = Evaluator.of(engine, parts.eval_rows, config)
         yield _Evaluation(config, folder, evaluator, workflow, recorder, config.model, waits)
 
@@ -204,18 +210,22 @@ async def _at_endpoint(
     host, port = config.gateway.host, config.gateway.port
     gateway = EndpointGateway(endpoint, clients, host=host, port=port)
     workflow = EndpointWorkflow(agent, gateway)
-    async with AsyncExitStack() as stack:
+    folder = _folder(loaded)
+    async with (
+        supervised(config.rollout.supervisor, folder) as supervision,
+        AsyncExitStack() as stack,
+    ):
         await stack.enter_async_context(clients)
         stack.enter_context(use_clients(clients))
         await stack.enter_async_context(gateway)
-        folder = _folder(loaded)
         rewards = RewardPool(config.rollout.reward, log_dir=folder.logs)
         stack.enter_context(use_rewards(await stack.enter_async_context(rewards)))
         await stack.enter_async_context(pool.running(folder.logs))
         recorder = await stack.enter_async_context(EpisodeRecorder(folder.episodes, _no_text))
         described = {"reward workers": rewards.describe, "agent workers": pool.describe}
-        watched = supervised(config.rollout.supervisor, folder, parts=described)
-        waits = (await stack.enter_async_context(watched)).waits
+        supervision.attend(described)
+        stack.callback(supervision.closing)
+        waits = supervision.waits
         evaluator = Evaluator.of(AbsentEngine(), rows, config)
         yield _Evaluation(config, folder, evaluator, workflow, recorder, endpoint.model, waits)
 

@@ -77,6 +77,20 @@ async def test_a_job_whose_loop_is_blocked_is_asked(folder: RunFolder):
     assert "the event loop has been blocked for 0." in "\n".join(report.lines())
 
 
+async def test_a_job_that_starts_or_closes_is_asked(folder: RunFolder):
+    async with asyncio.timeout(20), supervised(SupervisorConfig(), folder) as supervision:
+        async with supervision.waits.until("servers and trainer", "their start", 360.0):
+            assert (
+                "servers and trainer: their start, for "
+                in (await asyncio.to_thread(stall, folder)).stdout
+            )
+        supervision.attend({"trainer": lambda: ["process 7 runs"]})
+        supervision.closing()
+        said = (await asyncio.to_thread(stall, folder)).stdout
+        assert "what was started: its end, for " in said
+        assert "process 7 runs" in said
+
+
 async def test_a_job_that_is_over_shows_what_it_said_last(folder: RunFolder):
     async with asyncio.timeout(20), running(folder) as supervision:
         supervision.supervisor.tell("the run makes no progress")

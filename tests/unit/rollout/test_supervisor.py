@@ -174,7 +174,7 @@ async def test_servers_that_sample_are_progress(tmp_path, caplog):
         asked.append(run.supervisor.quiet_seconds)
         return tokens[0]
 
-    run.supervisor._sampled = sampled
+    run.supervisor.sampled = sampled
     async with run.waits.until("rollouts", "batch 0"):
         for _ in range(40):
             tokens[0] += 1
@@ -221,6 +221,38 @@ async def test_what_has_a_deadline_of_its_own_ends_by_that(tmp_path, caplog):
     report = StallReport.from_json((tmp_path / "stall.json").read_bytes())
     assert [wait["name"] for wait in report.waits] == ["update 3"]
     assert len(caplog.records) == 2
+
+
+async def test_what_follows_a_long_wait_has_all_the_time(tmp_path):
+    """The start may take longer than a run may be without progress."""
+    run = Supervised(tmp_path / "stall.json")
+    await run.look_after(0)
+    async with run.waits.until("servers", "their start", 9000):
+        await run.look_after(2000)
+    async with run.waits.until("evaluation", "before training"):
+        await run.look_after(0)
+        assert run.supervisor.quiet_seconds < 1
+        with pytest.raises(StallError):
+            await run.look_after(1000)
+
+
+async def test_many_that_are_cancelled_at_once_are_run_again_all_the_same(tmp_path):
+    """That they hung is one event; the budget for failures in a row is for those that come back."""
+    run = Supervised(tmp_path / "stall.json")
+    async with (
+        asyncio.timeout(20),
+        run.running(
+            hangs(times=1, samples=range(4)),
+            consumer_batch_size=2,
+            group_size=4,
+            max_consecutive_failures=3,
+        ) as executor,
+    ):
+        await settle()
+        await run.look_after(0)
+        await run.look_after(300)
+        batch = await executor.next_batch()
+    assert [len(group.episodes) for group in batch.groups] == [4, 4]
 
 
 async def test_a_wait_passes_on_what_is_not_its_own():
