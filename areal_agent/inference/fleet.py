@@ -113,16 +113,17 @@ class Fleet:
         One that is well but has other weights than the current ones is given these first. One that
         has only just begun not to answer is not named before `silence_seconds`.
         """
-        replicas = self._pool.replicas
-        instances = [replica.instance_id for replica in replicas]
-        found = await collect(self._check(replica, silence_seconds) for replica in replicas)
-        return {
-            i: error
-            for i, error in enumerate(found)
-            if error is not None
-            and replicas[i] not in self._gone
-            and replicas[i].instance_id == instances[i]
-        }
+        n = len(self._pool.replicas)
+        found = await collect(self.look_at(i, silence_seconds=silence_seconds) for i in range(n))
+        return {i: error for i, error in enumerate(found) if error is not None}
+
+    async def look_at(self, index: int, *, silence_seconds: float = 0.0) -> InferenceError | None:
+        """Check one replica as `look` does; the others need not be waited for."""
+        replica = self._pool.replicas[index]
+        instance = replica.instance_id
+        error = await self._check(replica, silence_seconds)
+        is_same = replica not in self._gone and replica.instance_id == instance
+        return error if is_same else None
 
     async def _check(self, replica: Replica, silence_seconds: float) -> InferenceError | None:
         if replica in self._gone:

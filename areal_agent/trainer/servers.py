@@ -5,7 +5,7 @@ import secrets
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 
-from areal_agent.aio import task_group
+from areal_agent.aio import collect, task_group
 from areal_agent.config.inference import ServerConfig
 from areal_agent.inference.fleet import Fleet
 from areal_agent.inference.http import HttpInferenceEngine, HttpTimeouts
@@ -80,8 +80,16 @@ async def keep_servers(servers: ServerGroup, fleet: Fleet, config: ServerConfig)
 
 
 async def _look_after(servers: ServerGroup, fleet: Fleet, silence_seconds: float) -> None:
-    """Kill what is of no use: its death is noticed as any other is."""
-    while True:
-        await asyncio.sleep(LOOK_SECONDS)
-        for index, error in (await fleet.look(silence_seconds=silence_seconds)).items():
-            servers.kill(index, str(error))
+    """Kill what is of no use: its death is noticed as any other is.
+
+    Each by itself: one that does not answer, or waits for new weights, hides no other.
+    """
+
+    async def look_after(index: int) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            error = await fleet.look_at(index, silence_seconds=silence_seconds)
+            if error is not None:
+                servers.kill(index, str(error))
+
+    await collect(look_after(index) for index in range(len(servers.servers)))

@@ -10,9 +10,11 @@ from http_support import ask, engine_for, two_replicas
 from scripted_server import KEY, as_json, error, event, scripted, until
 from starlette.responses import StreamingResponse
 
+from areal_agent.aio import task_group
 from areal_agent.errors import EngineFault, InferenceError, ServerError, WeightUpdateError
 from areal_agent.inference.http import HttpTimeouts
 from areal_agent.testing.fakes import FakeEngine, Reply
+from areal_agent.trainer import servers as looking
 
 QUICK = HttpTimeouts(request_seconds=20.0, retry_seconds=5.0, control_seconds=0.2)
 
@@ -273,3 +275,24 @@ async def test_load_is_that_of_the_replicas_which_answer():
         two.control_answers["/control/stats"] = hang
         found = await engine.load()
         assert (found.running, found.waiting, found.slots) == (8, 3, 8)
+
+
+async def test_a_replica_that_waits_for_weights_hides_no_other_that_is_broken(monkeypatch):
+    """An update that hangs at one holds up the other, which has its weights already."""
+    monkeypatch.setattr(looking, "LOOK_SECONDS", 0.01)
+    killed = asyncio.Event()
+
+    class Processes:
+        servers = (None, None)
+
+        def kill(self, index, why):
+            assert (index, "out of memory" in why) == (0, True)
+            killed.set()
+
+    async with two_replicas(weights=Path("/w/0")) as (one, two, engine), task_group() as group:
+        two.fake._version = 1
+        one.fault = "out of memory"
+        async with asyncio.timeout(10), engine.fleet.changing:
+            task = group.create_task(looking._look_after(Processes(), engine.fleet, 60))
+            await killed.wait()
+        task.cancel()
