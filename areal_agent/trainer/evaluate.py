@@ -210,14 +210,13 @@ async def _at_endpoint(
     host, port = config.gateway.host, config.gateway.port
     gateway = EndpointGateway(endpoint, clients, host=host, port=port)
     workflow = EndpointWorkflow(agent, gateway)
-    folder = _folder(loaded)
-    async with (
-        supervised(config.rollout.supervisor, folder) as supervision,
-        AsyncExitStack() as stack,
-    ):
+    async with AsyncExitStack() as stack:
         await stack.enter_async_context(clients)
         stack.enter_context(use_clients(clients))
         await stack.enter_async_context(gateway)
+        folder = _folder(loaded)
+        watched = supervised(config.rollout.supervisor, folder)
+        supervision = await stack.enter_async_context(watched)
         rewards = RewardPool(config.rollout.reward, log_dir=folder.logs)
         stack.enter_context(use_rewards(await stack.enter_async_context(rewards)))
         await stack.enter_async_context(pool.running(folder.logs))
