@@ -196,6 +196,8 @@ class EpisodeRecorder:
         self._closing.set()
         self._wake.set()
         await self._group.__aexit__(None, None, None)
+        if self.lost:
+            logger.warning("%d records of episodes were lost: %s lacks them", self.lost, self.path)
 
 
 def _line(make: Callable[[], dict[str, Any]]) -> bytes:

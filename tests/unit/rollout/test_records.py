@@ -191,8 +191,9 @@ async def test_a_full_disk_costs_records_but_no_half_lines_and_not_the_run(tmp_p
         await until(lambda: path.stat().st_size > n)
     assert len(lines_of(path)) == 60 - lost
     levels = [record.levelname for record in caplog.records]
-    assert levels.count("WARNING") == 1
+    assert levels.count("WARNING") == 2
     assert "records/lost counts them" in caplog.text
+    assert caplog.records[-1].getMessage().startswith(f"{lost:.0f} records of episodes were lost: ")
 
 
 async def test_a_disk_that_stays_full_does_not_hold_up_the_end(tmp_path):
