@@ -46,7 +46,12 @@ class Lag:
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
+        self._taken: Counter[int] = Counter()
         self._max = 0.0
+
+    def forget(self) -> None:
+        """Count from here."""
+        self._counts, self._taken, self._max = Counter(), Counter(), 0.0
 
     def late(self, seconds: float) -> None:
         """A beat came so late."""
@@ -59,12 +64,22 @@ class Lag:
         """Return the 99th percentile and the maximum since the last call, in milliseconds."""
         counts, self._counts = self._counts, Counter()
         largest, self._max = self._max, 0.0
-        left = sum(counts.values()) // 100
-        for late in sorted(counts, reverse=True):
-            left -= counts[late]
-            if left < 0:
-                return late / _STEPS, largest * 1000
-        return 0.0, largest * 1000
+        self._taken += counts
+        return _p99(counts), largest * 1000
+
+    @property
+    def p99(self) -> float:
+        """The 99th percentile of all that was taken, in milliseconds."""
+        return _p99(self._taken)
+
+
+def _p99(counts: Counter[int]) -> float:
+    left = counts.total() // 100
+    for late in sorted(counts, reverse=True):
+        left -= counts[late]
+        if left < 0:
+            return late / _STEPS
+    return 0.0
 
 
 class LoopWatch:
@@ -133,6 +148,15 @@ class LoopWatch:
         assert self._timer is not None
         self._timer.cancel()
         await run_shielded(asyncio.to_thread(self._thread.join))
+
+    def begin(self) -> None:
+        """Count from here how late the loop is: training begins."""
+        self._lag.forget()
+
+    @property
+    def lag_p99_ms(self) -> float:
+        """The 99th percentile since training began."""
+        return self._lag.p99
 
     def take_metrics(self) -> dict[str, float]:
         """Return how late the loop was since the last call."""

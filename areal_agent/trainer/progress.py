@@ -142,6 +142,7 @@ class Progress:
             episodes={} if stats is None else stats.outcomes,
             zero_rewards=0 if stats is None else stats.zero_rewards,
             groups_dropped={} if stats is None else stats.dropped_why,
+            loop_lag_p99_ms=run.loop_lag_p99_ms,
             seed=config.seed,
             run_folder=str(run.folder.root),
             model_folder=str(run.folder.final),

@@ -201,6 +201,11 @@ class Run:
         self.last_update_at = time.time()
         return metrics
 
+    @property
+    def loop_lag_p99_ms(self) -> float:
+        """How late the event loop was since the first rollout: 99th percentile over time."""
+        return self._supervision.watch.lag_p99_ms
+
     async def export(self, folder: Path) -> None:
         """Write the trained model as an ordinary Hugging Face folder."""
         seconds = 2 * self.config.actor.call_timeout_seconds  # it has its deadline, and a margin
@@ -271,6 +276,7 @@ class Run:
             on_fate=self._record_fate,
         )
         self.first_rollout_at = time.time()
+        self._supervision.watch.begin()
         self.executor = await self._stack.enter_async_context(executor)
         self._supervision.supervisor.parts["rollouts"] = lambda: told(executor.stats())
         await self._follow_load(executor)

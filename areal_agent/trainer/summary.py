@@ -45,6 +45,8 @@ class RunSummary:
     """Those of them that were judged and earned nothing."""
     groups_dropped: Mapping[str, int]
     """Groups that were left out of training, by reason."""
+    loop_lag_p99_ms: float
+    """How late the driver's event loop was while it trained: 99th percentile over time."""
     seed: int
     run_folder: str
     model_folder: str
