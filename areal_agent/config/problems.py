@@ -1,7 +1,7 @@
 """Everything wrong with the settings, said in one go: where, what was expected, what was got."""
 
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -25,6 +25,7 @@ _EXPECTED = {
     "dict_type": "a section of 'key: value' lines",
     "model_type": "a section of 'key: value' lines",
     "literal_error": "{expected}",
+    "one_of": "{expected}",
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",
     "less_than_equal": "at most {le}",
@@ -57,7 +58,7 @@ class Problems:
 
     def add_invalid(self, error: ValidationError) -> None:
         """Note everything that pydantic found."""
-        for one in error.errors(include_url=False):
+        for one in _merged(error.errors(include_url=False)):
             cause = one.get("ctx", {}).get("error")
             if isinstance(cause, ContradictionError):
                 for path, message in cause.problems:
@@ -85,7 +86,9 @@ class Problems:
         expected = _EXPECTED.get(kind)
         if expected is None:
             return f"{error['msg'][:1].lower()}{error['msg'][1:]}, got {_shown(value)}"
-        known = [*_literals(context.get("expected", ""))] if kind == "literal_error" else []
+        known = (
+            [*_literals(context.get("expected", ""))] if kind in ("literal_error", "one_of") else []
+        )
         similar = did_you_mean(value, known) if isinstance(value, str) else ""
         advice = similar or self._quoting_advice(kind, value, path)
         return f"expected {expected.format(**context)}, got {_shown(value)}{advice}"
@@ -117,6 +120,28 @@ class Problems:
         if elsewhere:
             return f"; did you mean {' or '.join(elsewhere)}?"
         return f"; there are: {', '.join(beside)}" if beside else ""
+
+
+def _merged(errors: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """Make one of what pydantic says of a value that may be a literal or a number."""
+    by_place: dict[Path, dict[str, Any]] = {}
+    for number, one in enumerate(errors):
+        path = one["loc"]
+        kind = str(path[-1]) if path else ""
+        if not kind.startswith("literal[") and kind not in ("float", "int"):
+            by_place[(*path, number)] = dict(one)
+            continue
+        known = by_place.setdefault(path[:-1], {**one, "loc": path[:-1], "kinds": []})
+        known["kinds"].append(_expected(one))
+    for one in by_place.values():
+        if len(kinds := one.pop("kinds", [])) > 1:
+            one["type"], one["ctx"] = "one_of", {"expected": " or ".join(kinds)}
+        yield one
+
+
+def _expected(error: Mapping[str, Any]) -> str:
+    template = _EXPECTED.get(error["type"]) or str(error["msg"])
+    return template.format(**error.get("ctx", {}))
 
 
 def _place(origin: Origin, source: str) -> str:

@@ -16,6 +16,9 @@ from areal_agent.config.algorithm import GrpoConfig
             "run.yaml:8: gconfig.temprature: there is no such setting; did you mean "
             "'gconfig.temperature'?",
         ),
+        ("", ["rollout.limits.on_turns=keep"],
+         "override rollout.limits.on_turns=keep: rollout.limits.on_turns: expected 'reject' or a "
+         "number, got 'keep'"),
         ("lr: 1\n", [], "run.yaml:7: lr: there is no such setting; "
          "did you mean 'actor.optimizer.lr'?"),
         ("", ["gconfig.top_p=2"],
