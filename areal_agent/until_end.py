@@ -30,6 +30,10 @@ def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
     """Run `main`; SIGINT or SIGTERM cancels it so that it cleans up, a second one ends at once.
 
     Exits with 128 + the signal's number when interrupted.
+
+    Raises:
+        ArealAgentError: something called ``sys.exit`` in a task of its own; the event loop lets
+            that through, and it would pass for the end of the run.
     """
     received: list[int] = []
 
@@ -64,6 +68,12 @@ def run_until_signal(main: Coroutine[Any, Any, Any]) -> Any:
         if not received:
             raise
         raise SystemExit(128 + received[0]) from None
+    except SystemExit as error:  # nothing of ours does that within the loop
+        where = "".join(traceback.format_tb(error.__traceback__)[-3:]).rstrip()
+        raise ArealAgentError(
+            f"a task of users' code raised SystemExit({error.code!r}), which ends the event loop "
+            f"and the run with it; raise another exception there\n{where}"
+        ) from None
 
 
 def end_process(command: Callable[[], object]) -> None:

@@ -41,6 +41,29 @@ until_end.end_process(lambda: until_end.run_until_signal(main()))
     assert done.stderr.endswith("error: it hangs\n")
 
 
+def test_an_exit_in_a_task_of_users_does_not_pass_for_the_end_of_the_run():
+    code = """
+import asyncio, sys
+from areal_agent.until_end import end_process, run_until_signal
+
+async def leaves():
+    sys.exit(0)
+
+async def main():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(leaves())
+        await asyncio.Event().wait()
+
+end_process(lambda: run_until_signal(main()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 1
+    assert "error: a task of users' code raised SystemExit(0)" in done.stderr
+    assert "in leaves" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
