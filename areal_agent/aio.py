@@ -41,6 +41,12 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
+def is_cancelled() -> bool:
+    """Tell whether somebody has asked the current task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def run_shielded(awaitable: Awaitable[T]) -> T:
     """Await to the end even when cancelled meanwhile; the cancellation is raised afterwards.
 

@@ -30,7 +30,7 @@ class Budget:
             if episode.limit is not None and episode.outcome == "rejected":
                 self._causes[f"episodes were rejected at rollout.limits.{episode.limit}"] += 1
             elif episode.outcome == "rejected":
-                self._causes["episodes were rejected: arun_episode returned None"] += 1
+                self._causes["episodes were rejected: arun_episode returned None or nothing"] += 1
             return
         if not (is_tried_again and episode.outcome == "cancelled"):
             self.failures += 1

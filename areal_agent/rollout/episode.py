@@ -90,6 +90,8 @@ class EpisodeRun:
     """How often it was run before and failed."""
     is_given_up: bool = False
     """It is not to be run again, whatever its outcome."""
+    for_another: bool = False
+    """It was cancelled because another one of its group failed."""
 
 
 async def run_episode(

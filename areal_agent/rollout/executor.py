@@ -310,8 +310,9 @@ class RolloutExecutor:
 
     def _count(self, run: EpisodeRun) -> None:
         self._tally.ended(run)
-        is_first = run.attempt == 0 and not run.is_given_up
-        self._budget.episode(run.episode, is_tried_again=is_first)
+        if not run.for_another:
+            is_first = run.attempt == 0 and not run.is_given_up
+            self._budget.episode(run.episode, is_tried_again=is_first)
         if self._on_episode is not None:
             self._on_episode(run.episode)
         if run.episode.outcome not in TRAINABLE_OUTCOMES:

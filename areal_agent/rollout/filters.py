@@ -1,12 +1,14 @@
 """Which finished groups are trained on, and why the others are not."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any, cast
 
 from areal_agent.algorithms.advantages import rewards_differ
 from areal_agent.errors import ConfigError
-from areal_agent.rollout.outcomes import describe
+from areal_agent.rollout.outcomes import describe, interrupts
+from areal_agent.rollout.plain import shown
 from areal_agent.trajectory import TrajectoryGroup
 from areal_agent.types import Failure
 
@@ -54,13 +56,22 @@ class GroupFilter:
         if self._should_accept is None:
             return None
         try:
-            answer = self._should_accept(group)
-            if answer is None:
-                raise TypeError("expected True or False from should_accept, got None")
-            return None if bool(answer) else _REFUSED
-        except Exception as error:  # noqa: BLE001 - a user's filter must not end the run
+            return None if _verdict(self._should_accept(group)) else _REFUSED
+        except BaseException as error:
+            # A user's filter must not end the run: SystemExit would, from within a task.
+            if interrupts(error):
+                raise
             failure = describe(error, "accept")
             return Refusal("filter_error", "should_accept failed", failure)
+
+
+def _verdict(answer: object) -> bool:
+    """Return a filter's answer; anything may be true of what is no answer, such as a text."""
+    if isinstance(answer, Coroutine):
+        cast("Coroutine[Any, Any, object]", answer).close()
+    if answer is None or isinstance(answer, str | bytes | Awaitable):
+        raise TypeError(f"expected True or False from should_accept, got {shown(answer)}")
+    return bool(answer)
 
 
 def check_filter(should_accept: object) -> None:

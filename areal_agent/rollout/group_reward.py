@@ -6,9 +6,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from areal_agent.errors import RewardError
+from areal_agent.aio import is_cancelled
+from areal_agent.errors import RewardError, RewardTimeoutError
 from areal_agent.rewarding import as_reward
-from areal_agent.rollout.outcomes import describe
+from areal_agent.rollout.outcomes import describe, interrupts
+from areal_agent.rollout.stoppable import Stoppable
 from areal_agent.types import TRAINABLE_OUTCOMES, Episode
 
 if TYPE_CHECKING:
@@ -21,30 +23,56 @@ returns what each has earned, in the same order."""
 
 
 async def judge_group(
-    judge: GroupReward, data: Mapping[str, Any], runs: Sequence["EpisodeRun"], *, seconds: float
+    judge: GroupReward,
+    data: Mapping[str, Any],
+    runs: Sequence["EpisodeRun"],
+    *,
+    seconds: float,
+    grace_seconds: float,
 ) -> list["EpisodeRun"]:
     """Put what `judge` says in place of the rewards of those that may be trained on.
 
-    Where it fails, or takes longer than `seconds`, they all end as ``reward_error``.
+    Where it fails, or takes longer than `seconds`, they all end as ``reward_error``. Code that
+    goes on after it was cancelled is left behind after `grace_seconds`.
     """
     members = [i for i, run in enumerate(runs) if run.episode.outcome in TRAINABLE_OUTCOMES]
     judged = list(runs)
     if not members:
         return judged
     limit = asyncio.timeout(seconds)
+    code = Stoppable(
+        _given(judge, data, [runs[i].episode for i in members]),
+        grace_seconds=grace_seconds,
+        nested=[],
+    )
+    rewards: list[float] = []
+    failed: BaseException | None = None
     try:
         async with limit:
-            given = await judge(copy.deepcopy(dict(data)), [runs[i].episode for i in members])
+            given = await code
         rewards = [as_reward(value) for value in given]
         if len(rewards) != len(members):
             raise RewardError(
                 f"expected one reward for each of {len(members)} episodes, got {len(rewards)}"
             )
-    except Exception as error:  # noqa: BLE001 - whatever a user's judge raises becomes data
-        return [_failed(run, error) if i in members else run for i, run in enumerate(runs)]
+    except BaseException as error:
+        # Whatever a user's judge raises becomes data.
+        if interrupts(error) or is_cancelled():
+            raise
+        failed = error
+    if limit.expired():  # whatever it returned in place of that
+        failed = RewardTimeoutError(f"it took longer than {seconds:g} s (rollout.limits.seconds)")
+    if failed is not None:
+        return [_failed(run, failed) if i in members else run for i, run in enumerate(runs)]
     for i, reward in zip(members, rewards, strict=True):
         judged[i] = _earned(runs[i], reward)
     return judged
+
+
+async def _given(
+    judge: GroupReward, data: Mapping[str, Any], episodes: Sequence[Episode]
+) -> Sequence[float]:
+    return await judge(copy.deepcopy(dict(data)), episodes)
 
 
 def _earned(run: "EpisodeRun", reward: float) -> "EpisodeRun":
@@ -61,7 +89,7 @@ def _note_judged(run: "EpisodeRun", rows: "Sequence[Trajectory]") -> None:
         tape.rows = rows
 
 
-def _failed(run: "EpisodeRun", error: Exception) -> "EpisodeRun":
+def _failed(run: "EpisodeRun", error: BaseException) -> "EpisodeRun":
     failure = describe(error, "reward")
     failure = replace(failure, message=f"the group's reward failed: {failure.message}")
     episode = replace(run.episode, outcome="reward_error", reward=None, failure=failure)

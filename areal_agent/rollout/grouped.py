@@ -164,7 +164,10 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
                 await collect([member(sample) for sample in range(self.group_size)])
             runs = ended.runs
             if judge is not None and not ended.failed:
-                runs = await judge_group(judge, data, runs, seconds=self._limits.seconds)
+                limits = self._limits
+                runs = await judge_group(
+                    judge, data, runs, seconds=limits.seconds, grace_seconds=limits.grace_seconds
+                )
         finally:
             ended.release(runs)
         return GroupRun(spec.prompt_id, runs, self._why_dropped(runs, has_failed=ended.failed))
@@ -220,4 +223,5 @@ class GroupedRolloutWorkflow(RolloutWorkflow):
 def _because(run: EpisodeRun, why: str) -> EpisodeRun:
     failure = run.episode.failure
     assert failure is not None
-    return replace(run, episode=replace(run.episode, failure=replace(failure, message=why)))
+    episode = replace(run.episode, failure=replace(failure, message=why))
+    return replace(run, episode=episode, for_another=True)

@@ -112,15 +112,37 @@ async def test_a_workflow_that_fails_once_costs_one_episode(fault):
         assert sum(len(group.episodes) for group in batch.groups) >= 8
 
 
-async def test_the_filter_raises():
-    def broken(group):
-        raise KeyError("no such field")
+def broken(_):
+    raise KeyError("no such field")
 
+
+def leaves(_):
+    raise SystemExit(0)
+
+
+async def is_async():
+    return False
+
+
+FILTERS = [
+    (broken, "should_accept failed: KeyError: 'no such field'"),
+    (leaves, "should_accept failed: SystemExit: 0"),
+    (
+        lambda _: is_async(),
+        "expected True or False from should_accept, got <coroutine",
+    ),
+    (lambda group: "no", "expected True or False from should_accept, got 'no'"),
+]
+
+
+@pytest.mark.parametrize(("broken", "message"), FILTERS)
+async def test_the_filter_raises(broken, message):
+    """Or gives no answer, which must not pass for one."""
     async with (
         asyncio.timeout(DEADLINE),
         executor(should_accept=broken, max_empty_rounds=1) as running,
     ):
-        with pytest.raises(RolloutError, match="should_accept failed: KeyError: 'no such field'"):
+        with pytest.raises(RolloutError, match=message):
             await running.next_batch()
         assert running.stats().dropped_why == {"filter_error": 4}
 

@@ -109,6 +109,20 @@ async def test_failing_fast_cancels_the_others_and_their_calls():
     assert len(ended) == 3  # a cancelled sibling is not run again
 
 
+async def test_siblings_that_a_failure_ends_are_no_failures_in_a_row():
+    left = [ValueError("one bug")]
+
+    async def work(engine, data):
+        if left:
+            raise left.pop()
+        return await OneCall().arun_episode(engine, data)
+
+    settings = {"group": GroupConfig(fail_fast=True), "max_consecutive_failures": 3}
+    async with executor(Calls(work), group_size=8, **settings) as running:
+        assert await running.next_batch() is not None
+        assert running.stats().dropped_why == {"fail_fast": 1}
+
+
 @pytest.mark.parametrize(("least", "kept"), [(1, 1), (2, 0), (3, 0)])
 async def test_a_group_of_one_is_kept_or_dropped(least, kept):
     """S16: kept, its advantage is 0."""

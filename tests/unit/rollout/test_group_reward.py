@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from contextlib import suppress
 
 import pytest
 from rollout_support import OneCall, executor, prompts
@@ -66,18 +67,47 @@ async def nan(_, episodes):
     return [math.nan for _ in episodes]
 
 
+async def says_zero_at_the_end(_, episodes):
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return [0.0 for _ in episodes]
+
+
+async def goes_on(_, __):
+    while True:
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+
+async def leaves(_, __):
+    raise SystemExit(0)
+
+
+async def gives_up(_, __):
+    raise asyncio.CancelledError
+
+
 @pytest.mark.parametrize(
     ("judge", "message"),
     [
         (raises, "the group's reward failed: the judge is away"),
-        (never, "TimeoutError"),
+        (never, "took longer than 0.05 s (rollout.limits.seconds)"),
+        (says_zero_at_the_end, "took longer than 0.05 s (rollout.limits.seconds)"),
+        (goes_on, "took longer than 0.05 s (rollout.limits.seconds)"),
+        (leaves, "SystemExit: the group's reward failed: 0"),
+        (gives_up, "CancelledError"),
         (too_few, "each of 2 episodes, got 1"),
         (nan, "finite number as reward, got nan"),
     ],
 )
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_judge_that_fails_is_a_reward_error_of_all(judge, message):
-    grouped = GroupedRolloutWorkflow(Judged(judge), 2, limits=LimitsConfig(seconds=0.05))
-    run = await grouped.run(FakeEngine(), ROW, SPEC)
+    """Never a 0, and no hang, whatever it makes of its cancellation."""
+    limits = LimitsConfig(seconds=0.05, grace_seconds=0.05)
+    grouped = GroupedRolloutWorkflow(Judged(judge), 2, limits=limits)
+    async with asyncio.timeout(10):
+        run = await grouped.run(FakeEngine(), ROW, SPEC)
     assert run.group is None
     for one in run.runs:
         assert (one.episode.outcome, one.episode.reward, one.rows) == ("reward_error", None, ())
