@@ -23,11 +23,11 @@ def as_reward(value: object) -> float:
     Raises:
         RewardError: it is none: None, NaN, an infinity, text, a list.
     """
-    scalar = getattr(value, "item", None)  # of numpy and torch
     try:
+        scalar = getattr(value, "item", None)  # of numpy and torch
         plain: Any = scalar() if callable(scalar) else value
         number = math.nan if plain is None or isinstance(plain, _TEXT) else float(plain)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
+    except Exception:  # noqa: BLE001 - a user's value may do anything when it is looked at
         number = math.nan
     if not abs(number) < LARGEST_REWARD:
         raise RewardError(f"expected a finite number as reward, got {_shown(value)}")

@@ -10,6 +10,24 @@ from areal_agent.rewarding import LARGEST_REWARD
 from areal_agent.trajectory import Trajectory
 
 
+OURS = frozenset(
+    {
+        "concurrency",
+        "episode_seconds",
+        "episodes",
+        "episodes_spanning_versions",
+        "output_tokens",
+        "retries",
+        "reward",
+        "swept",
+        "truncated_share",
+        "zero_rewards",
+    }
+)
+OUR_KINDS = ("dropped/", "limit/", "outcome/")
+"""Metrics of a run under ``rollout/``; an episode's would take their place, or lose it."""
+
+
 def check_rows(
     rows: Sequence[Trajectory],
     *,
@@ -28,10 +46,12 @@ def check_rows(
     Raises:
         TrajectoryError: a row was changed after it was made so that its lists differ in length, a
             token id is none of the model's, a reward is too large for float32, a version is from
-            the future, a token to train on was greedy, or a metric is not a finite number.
+            the future, a token to train on was greedy, a metric is not a finite number, or has the
+            name of one of the run's.
     """
     for row in rows if trained else ():
         _check_sampled(row)
+        _check_names(row.metrics)
     return [_checked(row, newest_version, vocab_size) for row in rows]
 
 
@@ -42,6 +62,15 @@ def _check_sampled(row: Trajectory) -> None:
             "a token to train on was taken greedily (temperature 0): it has no probability to "
             "train on; sample it at a temperature above 0, or leave it out of loss_mask"
         )
+
+
+def _check_names(metrics: Mapping[str, Any]) -> None:
+    for name in metrics:
+        if name in OURS or str(name).startswith(OUR_KINDS):
+            raise TrajectoryError(
+                f"the metric {name!r} has the name of one that the run logs itself as "
+                f"rollout/{name}: rename it"
+            )
 
 
 def _checked(row: Trajectory, newest_version: int, vocab_size: int | None) -> Trajectory:

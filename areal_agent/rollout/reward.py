@@ -3,13 +3,15 @@
 import asyncio
 import inspect
 import logging
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+from areal_agent.aio import is_cancelled
 from areal_agent.config.reward import Policy, RewardConfig
 from areal_agent.errors import (
     ConfigError,
@@ -19,10 +21,12 @@ from areal_agent.errors import (
     RewardError,
     RewardTimeoutError,
 )
+from areal_agent.launch.described import describe
 from areal_agent.launch.reward_process import RewardProcess
 from areal_agent.launch.shipping import Shipped, called, packed, ship
 from areal_agent.rewarding import as_reward, is_inline
 from areal_agent.rollout.clock import uncounted
+from areal_agent.rollout.limits import stoppable
 from areal_agent.rollout.live import doing
 from areal_agent.rollout.reward_workers import OwnWorkers, run_pool
 
@@ -70,11 +74,14 @@ class AsyncRewardWrapper:
         """
         if not callable(reward_fn):
             raise ConfigError(f"expected a reward function, got {reward_fn!r:.120}")
-        numbers = (max_workers, timeout_seconds)
-        if max_retries < 0 or any(number is not None and number <= 0 for number in numbers):
+        if not (
+            _is_number(max_retries, at_least=0, whole=True)
+            and (max_workers is None or _is_number(max_workers, at_least=1, whole=True))
+            and (timeout_seconds is None or _is_number(timeout_seconds, above=0))
+        ):
             raise ConfigError(
                 "expected max_retries of 0 or more, max_workers of 1 or more and timeout_seconds "
-                f"above 0, got {max_retries}, {max_workers} and {timeout_seconds}"
+                f"above 0, got {max_retries!r}, {max_workers!r} and {timeout_seconds!r}"
             )
         self.__wrapped__ = reward_fn
         self.name = called(reward_fn)
@@ -82,8 +89,8 @@ class AsyncRewardWrapper:
         self._shipped: Shipped | None = None if stays else ship(reward_fn)
         self._timeout_seconds = timeout_seconds
         self._max_retries = max_retries
-        self._on_timeout: Policy | None = on_timeout
-        self._on_error: Policy | None = on_error
+        self._on_timeout: Policy | None = _policy(on_timeout, "on_timeout")
+        self._on_error: Policy | None = _policy(on_error, "on_error")
         self._own = OwnWorkers(max_workers)
         self.counts: defaultdict[str, float] = defaultdict(float)
         """What became of its calls: ``calls``, ``timeouts``, ``errors``, ``crashes`` ..."""
@@ -145,14 +152,22 @@ class AsyncRewardWrapper:
             with doing(f"the reward {self.name}"):
                 async with limit:
                     value = self.__wrapped__(*args, **kwargs)
-                    return await value if inspect.isawaitable(value) else value
-        except (RewardError, DataError):
-            raise
-        except Exception as error:
-            if isinstance(error, TimeoutError) and limit.expired():
+                    if inspect.isawaitable(value):
+                        value = await stoppable(_waited_for(value))
+            if limit.expired():  # it was told to end, and returned something all the same
+                raise self._too_slow()
+            return value
+        except BaseException as error:
+            # Whatever a reward function raises becomes data, also what is no Exception.
+            if isinstance(error, KeyboardInterrupt | GeneratorExit) or is_cancelled():
+                raise
+            if limit.expired() and not isinstance(error, RewardTimeoutError):
                 raise self._too_slow() from error
+            if isinstance(error, RewardError | DataError):
+                raise
+            what = describe(error)
             raise RewardError(
-                f"the reward function {self.name} failed: {type(error).__name__}: {error}"
+                f"the reward function {self.name} failed: {what['type']}: {what['message']}"
             ) from error
         finally:
             self._count("seconds", time.perf_counter() - began)
@@ -233,6 +248,28 @@ class AsyncRewardWrapper:
         pool = run_pool()
         if pool is not None:
             pool.counts[what] += by
+
+
+async def _waited_for(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _policy(value: object, name: str) -> Policy | None:
+    """Check a policy, and make a float of a score."""
+    if value is None or value == "reject":
+        return cast("Policy | None", value)
+    if not _is_number(value):
+        raise ConfigError(f"expected 'reject' or a finite score as {name}, got {value!r:.80}")
+    return float(cast("float", value))
+
+
+def _is_number(
+    value: object, *, at_least: float = -math.inf, above: float = -math.inf, whole: bool = False
+) -> bool:
+    kind = int if whole else int | float
+    if not isinstance(value, kind) or isinstance(value, bool):
+        return False
+    return math.isfinite(value) and value >= at_least and value > above
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -44,6 +44,8 @@ def test_a_row_that_was_changed_in_place_is_refused() -> None:
         ({"metrics": {"x": "hello"}}, "metric 'x', got 'hello'"),
         ({"metrics": {"x": float("nan")}}, "metric 'x', got nan"),
         ({"metrics": {"x": None}}, "metric 'x', got None"),
+        ({"metrics": {"retries": 1}}, "logs itself as rollout/retries: rename it"),
+        ({"metrics": {"outcome/ok": 1}}, "logs itself as rollout/outcome/ok: rename it"),
     ],
 )
 def test_what_would_poison_a_batch_or_a_log_is_refused(

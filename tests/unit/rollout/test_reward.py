@@ -184,6 +184,62 @@ async def test_async_and_inline_functions_have_a_limit_and_a_policy():
     assert (broken.counts["errors"], broken.counts["scored"]) == (2, 2)
 
 
+class NoText(Exception):
+    def __str__(self):
+        raise ValueError
+
+
+class NoNumber:
+    def __float__(self):
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (SystemExit(0), "failed: SystemExit: 0"),
+        (NoText(), "failed: NoText: <its text could not be had"),
+        (asyncio.CancelledError(), "failed: CancelledError"),
+        (NoNumber(), "expected a finite number as reward, got <"),
+    ],
+)
+@pytest.mark.parametrize("mark", [lambda function: function, inline_reward])
+async def test_what_functions_on_the_loop_may_do_is_an_error_with_a_policy(given, message, mark):
+    """S12: also what is no Exception, has no text, or is no number when it is looked at."""
+
+    @mark
+    async def function():
+        if isinstance(given, BaseException):
+            raise given
+        return given
+
+    reward = Reward(function)
+    with pytest.raises(RewardError, match=message):
+        await reward()
+    assert reward.counts["errors"] == 1
+    assert await Reward(function, on_error=-1)() == -1.0
+
+
+async def test_what_is_returned_after_the_limit_is_no_reward():
+    async def zero_at_the_end():
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return 0.0
+
+    reward = Reward(zero_at_the_end, 0.01)
+    with pytest.raises(RewardTimeoutError, match="longer than"):
+        await reward()
+    assert reward.counts["timeouts"] == 1
+
+
+@pytest.mark.parametrize("policy", ["rejct", "0", True, math.nan])
+def test_a_policy_is_reject_or_a_score(policy):
+    for name in ("on_timeout", "on_error"):
+        with pytest.raises(ConfigError, match=f"'reject' or a finite score as {name}, got"):
+            Reward(fn.judged, **{name: policy})
+
+
 async def test_no_policy_scores_broken_data():
     @inline_reward
     def reads(row):
