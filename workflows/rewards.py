@@ -9,12 +9,13 @@ or ``length`` when the budget ran out); a function gets those that it names, or 
 
 import inspect
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from areal_agent import AsyncRewardWrapper, ModelResponse
 from areal_agent.aio import collect
 from areal_agent.data.chat import ChatFormat
 from areal_agent.errors import ConfigError, DataError, RewardError
+from areal_agent.rewarding import as_reward
 
 from .answers import exact_match, final_answer, last_number, numeric_match
 
@@ -49,7 +50,14 @@ class _Part:
     def __init__(self, reward_fn: RewardFunction) -> None:
         is_wrapped = isinstance(reward_fn, AsyncRewardWrapper)
         self.call = reward_fn if is_wrapped else AsyncRewardWrapper(reward_fn)
-        parameters = inspect.signature(reward_fn).parameters.values()
+        try:
+            parameters = inspect.signature(reward_fn).parameters.values()
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the reward function {reward_fn!r:.120} does not tell which arguments it takes: "
+                "write one around it, `def reward(prompt, completions, prompt_ids, "
+                "completion_ids): ...`"
+            ) from error
         takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
         self._wants = None if takes_all else {p.name for p in parameters}
 
@@ -60,6 +68,18 @@ class _Part:
             extra = {key: value for key, value in extra.items() if key in self._wants}
         call = self.call.optional if optional else self.call
         return await call(*reply, **extra)
+
+
+def _weighted(name: str, given: object) -> tuple[_Part, float]:
+    try:
+        function, weight = cast("tuple[RewardFunction, float]", given)
+        weight = as_reward(weight)
+    except (TypeError, ValueError, RewardError) as error:
+        raise ConfigError(
+            f"expected a reward function and its weight, a finite number, under {name!r}, got "
+            f"{given!r:.120}"
+        ) from error
+    return _Part(function), weight
 
 
 class WeightedRewards:
@@ -89,7 +109,7 @@ class WeightedRewards:
                 f"expected rewards, and optional ones among them, got {list(rewards)} and "
                 f"{list(optional)}"
             )
-        self._parts = {name: (_Part(fn), float(weight)) for name, (fn, weight) in rewards.items()}
+        self._parts = {name: _weighted(name, given) for name, given in rewards.items()}
         self._optional = frozenset(optional)
 
     async def __call__(self, *reply: Any, **extra: Any) -> float:

@@ -39,9 +39,12 @@ class EpisodeClock:
 
 @contextmanager
 def uncounted() -> Generator[None]:
-    """Take the body's time for none of the running episode's, if one runs."""
+    """Take the body's time for none of the running episode's, if one runs.
+
+    One that has ended is current yet in a group of one, and in tasks that it left behind.
+    """
     episode = current_episode()
-    if episode is None or episode.clock is None:
+    if episode is None or episode.clock is None or episode.task is None:
         yield
         return
     with episode.clock.stopped():

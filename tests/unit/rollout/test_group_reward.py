@@ -9,6 +9,7 @@ from rollout_support import OneCall, executor, prompts
 
 from areal_agent.config.rollout_limits import LimitsConfig
 from areal_agent.rollout.adapters import AgentWorkflow, FunctionAgent
+from areal_agent.rollout.clock import uncounted
 from areal_agent.rollout.episode import EpisodeSpec
 from areal_agent.rollout.grouped import GroupedRolloutWorkflow
 from areal_agent.testing.fakes import FakeEngine
@@ -141,3 +142,14 @@ async def test_the_executor_trains_on_what_the_judge_says():
     rewards = [[row.reward for rows in group.episodes for row in rows] for group in batch.groups]
     assert rewards == [[0.0, 1.0], [0.0, 1.0]]
     assert [episode.reward for episode in heard] == [0.0, 1.0, 0.0, 1.0]
+
+
+async def test_a_group_of_one_may_wait_for_a_worker():
+    """The episode, whose time that wait is none of, has ended by then."""
+
+    async def waits(_, episodes):
+        with uncounted():
+            return [0.75 for _ in episodes]
+
+    run = await GroupedRolloutWorkflow(Judged(waits), 1).run(FakeEngine(), ROW, SPEC)
+    assert run.runs[0].episode.reward == 0.75

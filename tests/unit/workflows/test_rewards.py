@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import math
+
 import pytest
 from areal_agent.workflows.rewards import (
     Scored,
@@ -187,3 +189,14 @@ def test_ready_rewards(text: str, answer: str, exact: float, numeric: float) -> 
 def test_an_answer_without_a_number_is_a_data_error() -> None:
     with pytest.raises(DataError, match="hold a number, got 'x'"):
         numeric_match("", "1", [], [], answer="x")
+
+
+@pytest.mark.parametrize("given", [numeric_match, (numeric_match, "1"), (numeric_match, math.nan)])
+def test_a_weight_is_a_number(given):
+    with pytest.raises(ConfigError, match=r"a reward function and its weight, .* under 'right'"):
+        WeightedRewards({"right": given})
+
+
+def test_a_function_that_does_not_tell_its_arguments_is_refused():
+    with pytest.raises(ConfigError, match=r"max.* does not tell which arguments it takes"):
+        WeightedRewards({"most": (max, 1.0)})
