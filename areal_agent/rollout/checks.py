@@ -9,7 +9,6 @@ from areal_agent.errors import TrajectoryError
 from areal_agent.rewarding import LARGEST_REWARD
 from areal_agent.trajectory import Trajectory
 
-
 OURS = frozenset(
     {
         "concurrency",

@@ -1,8 +1,7 @@
 """Reward functions get what they name, their results are checked; ready ones compare answers."""
 
-from typing import Any
-
 import math
+from typing import Any
 
 import pytest
 from areal_agent.workflows.rewards import (
