@@ -217,6 +217,38 @@ YOUNG_OBJECTS = 10_000
 """So many new objects start a collection; Python's own 700 make episodes survive several."""
 
 
+class Pacer:
+    """Lets those who are ready at the same time go on one by one, each in a turn of the loop.
+
+    A server answers many requests at once. Without it, all of them go on in a single turn, and
+    timers and sockets wait for as long as that takes. One that comes alone does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[asyncio.Future[None]] = deque()
+        self._is_taken = False
+
+    async def turn(self) -> None:
+        """Wait until no other has gone on in this turn of the loop."""
+        loop = asyncio.get_running_loop()
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._next, loop)
+            return
+        place: asyncio.Future[None] = loop.create_future()
+        self._queue.append(place)
+        await place
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._queue:
+            place = self._queue.popleft()
+            if not place.done():  # else its task was cancelled
+                place.set_result(None)
+                loop.call_soon(self._next, loop)
+                return
+        self._is_taken = False
+
+
 def settle_collector() -> None:
     """Spare a process that has imported what it needs most of the garbage collector's work.
 

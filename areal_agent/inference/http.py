@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import orjson
 
-from areal_agent.aio import collect, run_shielded
+from areal_agent.aio import Pacer, collect, run_shielded
 from areal_agent.data.seeds import derive_seed
 from areal_agent.errors import RequestError, ServerError, WeightUpdateError
 from areal_agent.inference.base import ServerLoad
@@ -114,6 +114,7 @@ class HttpInferenceEngine:
         self._numbers = itertools.count()
         self._pauses = 0
         self._open = asyncio.Event()
+        self._pacer = Pacer()
         self._entered = False
         self._deadlines: set[asyncio.Timeout] = set()
 
@@ -153,6 +154,7 @@ class HttpInferenceEngine:
         async with self._deadline(f"request {request.rid}"):
             with self._pool.conversation(request.rid):
                 reply = await self._sample(request, budget, on_tokens)
+            await self._pacer.turn()
         return ModelResponse(
             input_tokens=list(request.input_ids),
             output_tokens=reply.ids,
@@ -317,6 +319,7 @@ class HttpInferenceEngine:
             raise ServerError(f"expected one version on all replicas, got {sorted(versions)}")
         self._version = versions.pop()
         self._open = asyncio.Event()
+        self._pacer = Pacer()
         self._open.set()
         self.fleet.changing = asyncio.Lock()
         self._pauses = 0

@@ -1,10 +1,11 @@
 """Structured concurrency helpers: order, first errors, cancellation."""
 
 import asyncio
+import itertools
 
 import pytest
 
-from areal_agent.aio import Flag, Turns, collect, run_shielded, task_group
+from areal_agent.aio import Flag, Pacer, Turns, collect, run_shielded, task_group
 
 
 async def test_results_come_in_the_order_given() -> None:
@@ -127,3 +128,34 @@ async def test_a_lowered_flag_is_waited_for_again() -> None:
         await asyncio.sleep(0)
         assert not waiting.done()
         flag.set()
+
+
+async def test_those_ready_at_once_go_on_one_by_one_and_a_timer_in_between():
+    pacer, gone, turns = Pacer(), [], []
+    loop = asyncio.get_running_loop()
+
+    async def go(name):
+        await pacer.turn()
+        gone.append(name)
+
+    def count():
+        turns.append(len(gone))
+        if len(gone) < 4:
+            loop.call_soon(count)
+
+    tasks = [asyncio.ensure_future(go(name)) for name in range(5)]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    loop.call_soon(count)
+    await asyncio.wait(tasks)
+    assert gone == [0, 1, 3, 4]
+    assert max(after - before for before, after in itertools.pairwise(turns)) == 1
+
+
+async def test_one_that_comes_alone_does_not_wait():
+    pacer = Pacer()
+    for _ in range(3):
+        with pytest.raises(StopIteration):
+            pacer.turn().send(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
