@@ -61,10 +61,7 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         TrainError: the trainer did not start, or ended by itself.
     """
     parts = prepare(as_loaded(settings))
-    folder = create_run_folder(parts.config, Path.cwd())
-    pinned = pin_paths(parts.config, parts.base)
-    folder.settings.write_text(dump_config(pinned), encoding="utf-8")
-    write_environment(folder)
+    folder = _run_folder(parts)
     async with (
         supervised(parts.config.rollout.supervisor, folder) as supervision,
         AsyncExitStack() as stack,
@@ -111,6 +108,15 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
             stack=inner,
         )
         yield run
+
+
+def _run_folder(parts: Parts) -> RunFolder:
+    """Make the run's folder, with what says how it can be repeated."""
+    folder = create_run_folder(parts.config, Path.cwd())
+    pinned = pin_paths(parts.config, parts.base)
+    folder.settings.write_text(dump_config(pinned), encoding="utf-8")
+    write_environment(folder)
+    return folder
 
 
 async def open_engine(
