@@ -5,10 +5,11 @@ import json
 import logging
 import platform
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from areal_agent.aio import task_group
 from areal_agent.backends.process import STARTUP_SECONDS, ProcessBackend
@@ -78,12 +79,8 @@ async def open_run(settings: Settings) -> AsyncGenerator[Run]:
         engine = await stack.enter_async_context(make_engine(parts, servers, clients, keys))
         recorder = EpisodeRecorder(folder.episodes, parts.chat.decode)
         await stack.enter_async_context(recorder)
-        watch = await stack.enter_async_context(task_group())
         keeping = keep_servers(servers, engine.fleet, parts.config.rollout.server)
-        for name, waiting in (("servers", keeping), ("trainer", backend.wait_died())):
-            task = watch.create_task(waiting, name=f"watch {name}")
-            stack.callback(task.cancel)
-        await stack.enter_async_context(_deaths_first())
+        await _watch(stack, {"servers": keeping, "trainer": backend.wait_died()})
         parts.gateway.desk.key_file = folder.admin_key
         await stack.enter_async_context(parts.gateway)
         described = {
@@ -126,11 +123,17 @@ async def open_engine(
     keys = ServerKeys()
     servers = await stack.enter_async_context(launch_servers(parts, folder, keys))
     engine = await stack.enter_async_context(make_engine(parts, servers, clients, keys))
-    watch = await stack.enter_async_context(task_group())
     keeping = keep_servers(servers, engine.fleet, parts.config.rollout.server)
-    stack.callback(watch.create_task(keeping, name="watch servers").cancel)
-    await stack.enter_async_context(_deaths_first())
+    await _watch(stack, {"servers": keeping})
     return engine
+
+
+async def _watch(stack: AsyncExitStack, parts: Mapping[str, Coroutine[Any, Any, None]]) -> None:
+    """Let the end of a process end the body of `stack`, and be what is told of it."""
+    watch = await stack.enter_async_context(task_group())
+    for name, waiting in parts.items():
+        stack.callback(watch.create_task(waiting, name=f"watch {name}").cancel)
+    await stack.enter_async_context(_deaths_first())
 
 
 @asynccontextmanager
