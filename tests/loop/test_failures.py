@@ -77,7 +77,8 @@ def test_a_workflow_that_hangs_ends_the_run_with_a_report(tmp_path: Path, model:
         tmp_path, model, workflow={"use": f"{TASK}:Hangs"}, rollout={"supervisor": times}
     )
     with Driver(tmp_path, values) as run:
-        run.until((run.folder / "stall.json").is_file)
+        told = run.folder / "stall.json"  # also of a start that takes long
+        run.until(lambda: told.is_file() and "never_answers" in told.read_text("utf-8"))
         asked = ask(run.folder).report
         assert asked is not None
         assert asked.waits[0]["name"] == "batch 0"
